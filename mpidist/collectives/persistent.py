@@ -10,28 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mpidist.collectives.call import Call
 from mpidist.collectives.handle import Handle
 from mpidist.errors import RemoteReplicaError, listed
-from mpidist.runtime.control import ControlChannel, Watch
+from mpidist.runtime.control import Watch
 
-
-class Caller(Protocol):
-    """Who makes collective calls: one rank of a world, or of a part of one.
-
-    Attributes
-    ----------
-    control : ControlChannel
-    begin : callable
-        ``begin(call, timeout_seconds)`` numbers a call, compares it, and returns its watch.
-    started : Started
-    """
-
-    control: ControlChannel
-    begin: Callable[..., Watch]
-    started: Started
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 
 #: What `Bound.attempt` returns for arrays that a collective is not for.
@@ -49,7 +36,7 @@ class Bound:
 
     Parameters
     ----------
-    caller : Caller
+    caller : Communicator
     call : Call
         The same on all ranks.
 
@@ -64,7 +51,7 @@ class Bound:
     key: Any = None
     nbytes = last_call = 0
 
-    def __init__(self, caller: Caller, call: Call) -> None:
+    def __init__(self, caller: Communicator, call: Call) -> None:
         self.call = call
         self.timeout_seconds: float | None = None
         self._caller = caller
@@ -177,13 +164,13 @@ class Once(Bound):
 
     Parameters
     ----------
-    caller : Caller
+    caller : Communicator
     call : Call
     move : callable, optional
         ``move(watch)`` moves the values and returns the results; None compares the calls only.
     """
 
-    def __init__(self, caller: Caller, call: Call, move: Callable[[Watch], Any] | None = None) -> None:
+    def __init__(self, caller: Communicator, call: Call, move: Callable[[Watch], Any] | None = None) -> None:
         super().__init__(caller, call)
         self._move = move
 
@@ -254,7 +241,7 @@ class Started:
 class StartedHandle(Handle):
     """A bound collective that was started."""
 
-    def __init__(self, start: _Start, caller: Caller) -> None:
+    def __init__(self, start: _Start, caller: Communicator) -> None:
         self._start = start
         self._caller = caller
 

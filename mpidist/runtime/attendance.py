@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from mpidist.runtime.channel import Channel
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpidist.runtime.control import ControlChannel
+
 
 #: A rank that waits says so often.  One that has come and is silent for so many seconds does not wait.
 _SILENT_SECONDS = 2.0
@@ -11,7 +15,7 @@ _SILENT_SECONDS = 2.0
 class Attendance:
     """Who has come to a call, as far as one rank knows."""
 
-    def __init__(self, control: Channel) -> None:
+    def __init__(self, control: ControlChannel) -> None:
         self._control = control
 
     def missing(self, call: int) -> list[int]:

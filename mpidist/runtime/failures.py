@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportTimeoutError
 from mpidist.runtime import board as states
-from mpidist.runtime.channel import Channel, Wait
+
+if TYPE_CHECKING:
+    from mpidist.runtime.control import ControlChannel, Watch
 
 #: The states of a rank that raised.
 ENDED = (states.FAILED, states.EXPIRED)
@@ -13,7 +17,7 @@ ENDED = (states.FAILED, states.EXPIRED)
 class Failures:
     """The failures, deaths and departures of other ranks, as far as one rank knows."""
 
-    def __init__(self, control: Channel) -> None:
+    def __init__(self, control: ControlChannel) -> None:
         self._control = control
         self._lost: dict[int, str] = {}
 
@@ -43,7 +47,7 @@ class Failures:
         """Take note that a rank of another board is gone, which its transport has found out.  Local."""
         self._lost[rank] = why
 
-    def first(self, watch: Wait) -> MpidistError | None:
+    def first(self, watch: Watch) -> MpidistError | None:
         """Return the error that a rank waiting in `watch` must raise because of another rank, if any.
 
         A deadline comes first: all ranks raise it alike, and the late rank may have left by now.  A rank that left or
@@ -79,7 +83,7 @@ class Failures:
             return self.failed(*min(failed, key=lambda pair: is_consequence(pair[1])), watch)
         return control.arbiter.failure(watch) if control.arbiter is not None else None
 
-    def vital(self, watch: Wait) -> MpidistError | None:
+    def vital(self, watch: Watch) -> MpidistError | None:
         """Return the error that names a vital rank that has failed or was killed, None if there is none."""
         control, board = self._control, self._control.board
         for rank in sorted(control.vital_ranks - {control.rank}):
@@ -104,13 +108,13 @@ class Failures:
         arbiter.poll()
         return rank in arbiter.left_ranks
 
-    def killed(self, watch: Wait) -> MpidistError | None:
+    def killed(self, watch: Watch) -> MpidistError | None:
         """Return the error that names a rank of the board whose process is gone, if there is one."""
         return next((self.died(rank, watch) for rank in self.dead()), None)
 
     # -- how it is said -----------------------------------------------------------------------------------------------
 
-    def died(self, rank: int, watch: Wait) -> MpidistError:
+    def died(self, rank: int, watch: Watch) -> MpidistError:
         """Return the error that names a rank of the board whose process is gone, or about to be."""
         control = self._control
         text = f"its process {control.board.pid(control.board_ranks.index(rank))} is gone (killed, or out of memory)"
@@ -124,7 +128,7 @@ class Failures:
         title, remedy = control.duties[rank]
         return control.error(RankFailedError, f"{title} ({name}) {how}. {remedy}", rank)
 
-    def failed(self, rank: int, text: str, watch: Wait) -> MpidistError:
+    def failed(self, rank: int, text: str, watch: Watch) -> MpidistError:
         """Return the error of a rank that waits for one that has failed with the traceback `text`."""
         remote = self._control.missed.error_of(rank, watch)
         if remote is not None:
@@ -132,7 +136,7 @@ class Failures:
         what = f"{self._control.name(rank)} failed while this rank was in {watch.what}: {last_line(text)}"
         return self._control.error(RankFailedError, what, rank)
 
-    def left(self, rank: int, call: int, watch: Wait) -> MpidistError:
+    def left(self, rank: int, call: int, watch: Watch) -> MpidistError:
         """Return the error of a rank that waits for one that has left after `call` calls."""
         text = (
             f"{self._control.name(rank)} left (its program ended, or called sys.exit) after {call} collective calls, "

@@ -16,12 +16,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mpidist.errors import RemoteReplicaError
-from mpidist.runtime.channel import Channel, Wait
-from mpidist.runtime.turnstile import Turnstile
 from mpidist.runtime.watch import Watch
+
+if TYPE_CHECKING:
+    from mpidist.runtime.control import ControlChannel
 
 #: The digest of a missed call; no description has it.
 MISSED = 0
@@ -31,14 +32,6 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 #: How a rank takes part in the comparison of digests between nodes, for a call that it misses.
 Join = Callable[[Watch], object]
-
-
-class Counted(Channel, Protocol):
-    """A control channel, as its missed calls see it."""
-
-    turnstile: Turnstile
-
-    def call_watch(self, what: str) -> Watch: ...
 
 
 class MissedCalls:
@@ -53,7 +46,7 @@ class MissedCalls:
         earlier call is void.
     """
 
-    def __init__(self, control: Counted) -> None:
+    def __init__(self, control: ControlChannel) -> None:
         self._control = control
         self._queue: deque[tuple[str, Join]] = deque()
         self._open: Join | None = None  # of the missed call that this rank posted last, until it knows all have come
@@ -136,13 +129,13 @@ class MissedCalls:
             return None
         return board.note(index, call)
 
-    def error(self, watch: Wait) -> RemoteReplicaError | None:
+    def error(self, watch: Watch) -> RemoteReplicaError | None:
         """Return the error of a rank in whose call another one is known to be missing."""
         control = self._control
         ranks = sorted({*control.board_ranks, *(rank for rank, _ in self._heard)} - {control.rank})
         return next((found for rank in ranks if (found := self.error_of(rank, watch)) is not None), None)
 
-    def error_of(self, rank: int, watch: Wait) -> RemoteReplicaError | None:
+    def error_of(self, rank: int, watch: Watch) -> RemoteReplicaError | None:
         """Return the error of a rank that waits in `watch` for `rank`, if that one misses the call."""
         text = self.text(rank, watch.call)
         if text is None:
@@ -152,7 +145,7 @@ class MissedCalls:
         message = f"the function given to `run` raised on {control.name(rank)}, while this rank was in {watch.what}"
         return RemoteReplicaError(f"{control.own_name}: {message}: {text}", control.world_rank(rank), text, watch.call)
 
-    def await_error(self, watch: Wait) -> RemoteReplicaError:
+    def await_error(self, watch: Watch) -> RemoteReplicaError:
         """Return the error about a call that some rank is known to miss, once its notice has come."""
         while True:
             if self._control.arbiter is not None:

@@ -16,12 +16,12 @@ import abc
 import json
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mpidist.errors import MpidistError
-from mpidist.runtime.attendance import Attendance
-from mpidist.runtime.channel import Channel, Wait
-from mpidist.runtime.failures import Failures
+
+if TYPE_CHECKING:
+    from mpidist.runtime.control import ControlChannel, Watch
 
 #: Seconds that rank 0 waits for answers, and that others wait for its verdict.
 _ANSWER_SECONDS = 0.5
@@ -40,17 +40,10 @@ class Messenger(abc.ABC):
         """Yield what has arrived: (sender, notice)."""
 
 
-class Judged(Channel, Protocol):
-    """A control channel, as its arbiter sees it."""
-
-    attendance: Attendance
-    failures: Failures
-
-
 class Arbiter:
     """What this rank knows about the ranks of other nodes, and its part in finding out more."""
 
-    def __init__(self, control: Judged, messenger: Messenger) -> None:
+    def __init__(self, control: ControlChannel, messenger: Messenger) -> None:
         self._control = control
         self._messenger = messenger
         self._away = [rank for rank in range(control.size) if rank not in control.board_ranks]
@@ -160,7 +153,7 @@ class Arbiter:
         """Whether every notice of leaving that is to come here has come; some MPIs complain of what nobody receives."""
         return all(rank in self._left for rank in self._told_of_leaving)
 
-    def failure(self, watch: Wait) -> MpidistError | None:
+    def failure(self, watch: Watch) -> MpidistError | None:
         """Return the error that a rank waiting in `watch` must raise because of a rank of another node.
 
         A verdict is told to the ranks of the board.
@@ -189,7 +182,7 @@ class Arbiter:
             self.poll()
             time.sleep(0.001)
 
-    def decide(self, watch: Wait) -> None:
+    def decide(self, watch: Watch) -> None:
         """Have it settled who is missing in the call of `watch`, and raise; return if rank 0 does not answer."""
         control = self._control
         if control.rank == 0:
@@ -199,7 +192,7 @@ class Arbiter:
         if self._verdict is not None:
             raise control.expire(self._verdict)
 
-    def _appeal_to_0(self, watch: Wait) -> None:
+    def _appeal_to_0(self, watch: Watch) -> None:
         control = self._control
         notice = {"kind": "appeal", "what": watch.what, "call": watch.call, "waited": watch.timeout_seconds}
         if 0 in self._calls:

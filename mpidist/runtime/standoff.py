@@ -14,22 +14,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mpidist.errors import MpidistError, TransportError
-from mpidist.runtime.channel import Channel, Wait
+
+if TYPE_CHECKING:
+    from mpidist.runtime.control import ControlChannel, Watch
 
 #: Bits of a label that are the number of the process which made it; those above count.
 _NUMBER_BITS = 22
 
 #: How the threads of mpidist are called: they make no collective calls.
 _OWN_THREADS = "mpidist-"
-
-
-class _Standing(Channel, Protocol):
-    """A control channel, as a process sees it that has several."""
-
-    def awaited_index(self, call: int) -> int | None: ...
 
 
 class Standoffs:
@@ -47,21 +43,21 @@ class Standoffs:
     def __init__(self, number: int | None = None, is_blocked_fn: Callable[[], bool] | None = None) -> None:
         self._number = os.getpid() if number is None else number
         self._is_blocked_fn = _has_one_thread if is_blocked_fn is None else is_blocked_fn
-        self._channels: list[_Standing] = []
-        self._wait: tuple[_Standing, int, int] | None = None
+        self._channels: list[ControlChannel] = []
+        self._wait: tuple[ControlChannel, int, int] | None = None
         self._own = self._shown = 0
 
-    def add(self, control: _Standing) -> None:
+    def add(self, control: ControlChannel) -> None:
         """Take in one more world of this process.  Local."""
         self._channels.append(control)
         self._show(self._shown)
 
-    def remove(self, control: Channel) -> None:
+    def remove(self, control: ControlChannel) -> None:
         """Forget a world that is closed.  Local."""
         self._channels = [each for each in self._channels if each is not control]
         self._wait = None
 
-    def error(self, control: _Standing, watch: Wait) -> MpidistError | None:
+    def error(self, control: ControlChannel, watch: Watch) -> MpidistError | None:
         """Return the error of a rank that waits in a standoff, if it has found one; to be asked again and again."""
         if len(self._channels) < 2 or not watch.call or not self._is_blocked_fn():
             return None
@@ -84,7 +80,7 @@ class Standoffs:
         for control in self._channels:
             control.board.set_label(control.board_index, label)
 
-    def _found(self, control: _Standing, watch: Wait, index: int) -> MpidistError:
+    def _found(self, control: ControlChannel, watch: Watch, index: int) -> MpidistError:
         name = control.name(control.board_ranks[index])
         places = [_place(other, control, index) for other in self._channels if other is not control]
         where = next((f", {place}," for place in places if place), "")
@@ -96,7 +92,7 @@ class Standoffs:
         )
 
 
-def _place(other: _Standing, control: _Standing, index: int) -> str:
+def _place(other: ControlChannel, control: ControlChannel, index: int) -> str:
     """Return where a rank of `control` waits in another world of this process, for messages; empty if it does not."""
     pid = control.board.pid(index)
     for there in range(other.board.size):

@@ -10,9 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
-from mpidist.runtime.channel import Channel
+
+if TYPE_CHECKING:
+    from mpidist.runtime.control import ControlChannel
 
 
 class Turnstile:
@@ -28,7 +31,7 @@ class Turnstile:
 
     __slots__ = ("_control", "_lock", "_acquire", "_call", "leave")
 
-    def __init__(self, control: Channel) -> None:
+    def __init__(self, control: ControlChannel) -> None:
         self._control = control
         self._lock = threading.Lock()
         self._acquire = self._lock.acquire

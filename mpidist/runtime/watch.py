@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mpidist.errors import MpidistError
-from mpidist.runtime.attendance import Attendance
-from mpidist.runtime.channel import Channel
-from mpidist.runtime.failures import Failures
+
+if TYPE_CHECKING:
+    from mpidist.runtime.control import ControlChannel
 
 #: Turns of a waiting loop between two looks at the alarm word, and seconds between two looks at clock and processes.
 _LOOK_TURNS = 64
@@ -18,17 +18,6 @@ _LOOK_SECONDS = 0.05
 #: Seconds of waiting after which a rank sleeps between looks instead of spinning, and for how long.
 _PATIENCE_SECONDS = 0.1
 _NAP_SECONDS = 0.0002
-
-
-class Watched(Channel, Protocol):
-    """A control channel, as its watches see it."""
-
-    failures: Failures
-    attendance: Attendance
-
-    def failure_outside(self, watch: Watch) -> MpidistError | None: ...
-
-    def standoff(self, watch: Watch) -> MpidistError | None: ...
 
 
 class Watch:
@@ -47,7 +36,7 @@ class Watch:
 
     __slots__ = ("control", "what", "call", "_timeout", "_turns", "_start", "_looked", "_warned")
 
-    def __init__(self, control: Watched, what: str, timeout_seconds: float | None, call: int) -> None:
+    def __init__(self, control: ControlChannel, what: str, timeout_seconds: float | None, call: int) -> None:
         self.control = control
         self.what = what
         self.call = call

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from mpidist import context, errors
 from mpidist.arrays import as_host, is_device
 from mpidist.cluster.devices import Device
-from mpidist.cluster.server_roles import Roles
 from mpidist.collectives.communicator import Communicator
 from mpidist.context import T
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
@@ -31,12 +30,12 @@ from mpidist.parameter_server.placement import Placement, shard_count, shard_off
 from mpidist.strategies.devices_of_ranks import device_on_node
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.mirrored_extended import MirroredExtended
-from mpidist.transports import World
 from mpidist.variables import DistributedVariable
 
 if TYPE_CHECKING:
     from mpidist.input.distributed import DistributedDataset
     from mpidist.input.options import InputOptions
+    from mpidist.strategies.parameter_server import ParameterServerStrategy
 
 #: A variable_partitioner, if any, and where variables go.
 Rules = tuple[Callable[..., Any] | None, Placement]
@@ -46,19 +45,10 @@ Rules = tuple[Callable[..., Any] | None, Placement]
 _WORD_BYTES = 1 << 12
 
 
-class ServedStrategy(Protocol):
-    """What `ServedExtended` reads of its strategy."""
-
-    _roles: Roles
-    _rank: int
-    _whole: World
-    _cluster_coordinator: Any
-
-
 class ServedExtended(StrategyExtended):
     """The part for workers of any number of ranks; `number` counts the workers, the chief first."""
 
-    _strategy: ServedStrategy
+    _strategy: ParameterServerStrategy
     number: int
     _rules: Rules
     _colocated: ServedVariable | None = None
@@ -304,7 +294,7 @@ class ServedExtended(StrategyExtended):
 class SingleExtended(ServedExtended):
     """For workers of one rank."""
 
-    def __init__(self, strategy: ServedStrategy, rules: Rules, number: int) -> None:
+    def __init__(self, strategy: ParameterServerStrategy, rules: Rules, number: int) -> None:
         super().__init__(strategy, _device_name(strategy))
         self._rules = rules
         self.number = number
@@ -313,7 +303,9 @@ class SingleExtended(ServedExtended):
 class GroupExtended(ServedExtended, MirroredExtended):
     """For workers of several ranks, those of `communicator`, which train in step with each other."""
 
-    def __init__(self, strategy: ServedStrategy, rules: Rules, number: int, communicator: Communicator) -> None:
+    def __init__(
+        self, strategy: ParameterServerStrategy, rules: Rules, number: int, communicator: Communicator
+    ) -> None:
         self._rules = rules
         self.number = number
         device = _device_name(strategy)
@@ -349,7 +341,7 @@ def _encoded(kind: str, text: str | None) -> numpy.ndarray:
     return numpy.frombuffer(raw.ljust(_WORD_BYTES, b"\0"), numpy.uint8)
 
 
-def _device_name(strategy: ServedStrategy) -> str:
+def _device_name(strategy: ParameterServerStrategy) -> str:
     """Return this rank's device as a device of its task."""
     task = strategy._roles.tasks[strategy._rank]
     return device_on_node(strategy._whole.topology, strategy._rank).name_in(task.type, task.index)

@@ -22,18 +22,18 @@ _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 #: Words that need no entry: they mean what they mean in every English book about programs.
 EVERYDAY = set(
     """
-    about accumulation adapter all alone an and argument array assignment at auto awaited
+    about accumulation adapter all alone an and argument array assignment at auto
     backend backward bar base bench but by
-    cache caller cancelled cause chart check chooser class clock command communication comparison completion
+    cache cancelled cause chart check chooser class clock command communication comparison completion
     conformance
     core counted crossing current curve
     data deadline death default dependency derived destination device differ doctor dtype during
-    elsewhere ended entered entry error evaluation event exact
+    ended entered entry error evaluation exact
     failed failure fault file fixed folder foreign found framework from function fused
     gathered generated given
     handover here hint host hostlist
     identity implausible implementation info injected input
-    job join joining judged
+    job join joining
     kept key killed kind
     lambda launch lazy leftover level line list log lone loopback lost
     machine main manager mapping max measure measured membership memory merge message method min missing mode
@@ -51,7 +51,7 @@ EVERYDAY = set(
     taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two
     union unlike unowned unsupported up use
-    wait waiting watchdog watched window word writing
+    waiting watchdog window word writing
     zero
     """.split()
 )

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import struct
 import weakref
-from collections.abc import Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -25,6 +24,7 @@ from mpidist.transports.base import Pending, Transport
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
+    from mpidist.collectives.exchange.point_to_point import PointToPoint, Transfer
 
 #: A note has these bytes, and begins with: its kind, the number of the message that its sender waits for, the rank that
 #: sent the probe first, which of its probes it is, how many ranks the probe has been to, and the length of the text.
@@ -41,42 +41,6 @@ _NAMED, _NAMED_CHARACTERS = 8, 180
 
 #: A probe has to come back so many times: a rank may have given up waiting behind the back of the first.
 _ROUNDS = 2
-
-
-class Side(Protocol):
-    """What comes from one other rank, or goes to it: the number of the last message, and what was started since."""
-
-    number: int
-
-    @property
-    def waiting(self) -> Sized: ...
-
-
-class AwaitedTransfer(Protocol):
-    """A send or a receive that a rank waits for."""
-
-    peer: int
-    sends: bool
-    timeout_seconds: float | None
-    is_over: bool
-
-    @property
-    def what(self) -> str:
-        """In a few words, for messages."""
-        ...
-
-    @property
-    def number(self) -> int:
-        """The message that the other rank must come to before this rank can go on."""
-        ...
-
-
-class Sides(Protocol):
-    """The messages of one rank with all others."""
-
-    def side(self, peer: int, peer_sends: bool) -> Side:
-        """Return this rank's side of what another one sends, or receives."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,10 +74,10 @@ class PeerStandoffs:
     Parameters
     ----------
     ranks : Communicator
-    sides : Sides
+    sides : PointToPoint
     """
 
-    def __init__(self, ranks: Communicator, sides: Sides) -> None:
+    def __init__(self, ranks: Communicator, sides: PointToPoint) -> None:
         self._ranks, self._sides = ranks, sides
         self._notes: Transport = ranks.transport.among(range(ranks.size), _NOTES)
         self._receives: dict[int, tuple[Any, Pending]] = {}
@@ -125,7 +89,7 @@ class PeerStandoffs:
         self._place: Any = None
         self._serial = self._rounds = 0
 
-    def found(self, waited: AwaitedTransfer) -> str | None:
+    def found(self, waited: Transfer) -> str | None:
         """Return the text of the error if this rank waits in a standoff; to be asked again and again.  Local."""
         self._take_in()
         place = weakref.ref(waited), waited.number
@@ -146,7 +110,7 @@ class PeerStandoffs:
         self._send(waited.peer)
         return None
 
-    def _is_round(self, probe: _Probe, waited: AwaitedTransfer) -> bool:
+    def _is_round(self, probe: _Probe, waited: Transfer) -> bool:
         """Take note that an own probe has come back, and return whether it is the last one."""
         if probe.serial == self._serial:
             self._rounds += 1
@@ -155,18 +119,18 @@ class PeerStandoffs:
             self._send_own(waited)
         return False
 
-    def _send_own(self, waited: AwaitedTransfer) -> None:
+    def _send_own(self, waited: Transfer) -> None:
         """Begin a round of an own probe."""
         self._serial += 1
         self._to_send[self._ranks.rank] = self._extended(_Probe(0, 0, self._ranks.rank, self._serial, 0, ""), waited)
 
-    def _pass_on(self, probe: _Probe, waited: AwaitedTransfer) -> None:
+    def _pass_on(self, probe: _Probe, waited: Transfer) -> None:
         """Pass on the probe of another rank, once; one that goes round in a circle without that rank has an end."""
         if self._passed.get(probe.origin) != probe.serial and probe.hops < self._ranks.size:
             self._passed[probe.origin] = probe.serial
             self._to_send[probe.origin] = self._extended(probe, waited)
 
-    def _extended(self, probe: _Probe, waited: AwaitedTransfer) -> _Probe:
+    def _extended(self, probe: _Probe, waited: Transfer) -> _Probe:
         control, own = self._ranks.control, self._ranks.transport.world_ranks[self._ranks.rank]
         path = probe.path
         if probe.hops < _NAMED:
@@ -232,7 +196,7 @@ class PeerWatch(Watch):
     Parameters
     ----------
     ranks : Communicator
-    waited : AwaitedTransfer
+    waited : Transfer
         What this rank waits for.
     standoffs : PeerStandoffs
 
@@ -244,7 +208,7 @@ class PeerWatch(Watch):
 
     __slots__ = ("_waited", "_standoffs", "_peer", "_has_left", "is_missed")
 
-    def __init__(self, ranks: Communicator, waited: AwaitedTransfer, standoffs: PeerStandoffs) -> None:
+    def __init__(self, ranks: Communicator, waited: Transfer, standoffs: PeerStandoffs) -> None:
         super().__init__(ranks.control, waited.what, waited.timeout_seconds, 0)
         self._waited, self._standoffs = waited, standoffs
         self._peer = ranks.transport.world_ranks[waited.peer]  # as the control channel knows it

@@ -15,9 +15,12 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpidist.commands.launch.rank_processes import alive
+
+if TYPE_CHECKING:
+    from mpidist.commands.launch.output_streams import OutputStreams
 
 #: What launchers end ranks with: who ended otherwise did so by itself.
 _OF_LAUNCHERS = (-signal.SIGKILL, -signal.SIGTERM)
@@ -111,16 +114,6 @@ def _candidates(bad: Sequence[Seen]) -> Sequence[Seen]:
     return own[:1] or [death for death in bad if death.rank in together]
 
 
-class Events(Protocol):
-    """What calls back when a descriptor can be read: `OutputStreams`."""
-
-    def watch(self, descriptor: int, came_fn: Callable[[], object]) -> None:
-        """Call ``came_fn()`` when `descriptor` can be read."""
-
-    def unwatch(self, descriptor: int) -> None:
-        """Call no more."""
-
-
 class RankDeaths:
     """The ends of the processes of `ranks` ranks, as far as they are on this machine."""
 
@@ -128,7 +121,7 @@ class RankDeaths:
         self,
         ranks: int,
         rank_of_process_fn: Callable[[], Mapping[int, int]],
-        events: Events,
+        events: OutputStreams,
         clock_fn: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ranks, self._rank_of_process_fn, self._events = ranks, rank_of_process_fn, events

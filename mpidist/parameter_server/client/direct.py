@@ -12,18 +12,20 @@ hold clients back or gather.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from mpidist.parameter_server.client.part import PushPart
-from mpidist.parameter_server.client.reader import Reader
 from mpidist.parameter_server.copies import SlotCopies
 from mpidist.parameter_server.ledger import Ledger
 from mpidist.parameter_server.served_optimizer import ServedOptimizer
 from mpidist.parameter_server.stored_variable import StoredVariable
 from mpidist.parameter_server.update import Update
 from mpidist.parameter_server.write_lock import WriteLock
+
+if TYPE_CHECKING:
+    from mpidist.parameter_server.client.near_server import NearServer
 
 _LAYOUT, _RULES, _TORN, _PUSHES = Ledger.LAYOUT, Ledger.RULES, Ledger.TORN, Ledger.PUSHES
 
@@ -34,21 +36,10 @@ _PACKED_BYTES = 1 << 18
 _LOOK_PUSHES, _LOOK_BYTES = 64, 1 << 20
 
 
-class _Served(Protocol):
-    """What is needed of the server."""
-
-    views: dict[int, list[tuple[Any, list[Any]]]]
-
-    def ask(self, verb: str, array: Any = None, **fields: Any) -> tuple[dict[str, Any], Any]: ...
-    def flush(self) -> None: ...
-    def look(self) -> None: ...
-    def newest(self) -> tuple[Reader, int]: ...
-
-
 class Direct:
     """A server's variables, as one client changes them itself.  All Local."""
 
-    def __init__(self, server: _Served, ledger: Ledger, lock: WriteLock) -> None:
+    def __init__(self, server: NearServer, ledger: Ledger, lock: WriteLock) -> None:
         self._server = server
         self._words, self._reals = ledger.words, ledger.reals
         self._lock = lock

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpidist import own_process
 from mpidist.cluster.server_roles import Roles
@@ -19,9 +19,12 @@ from mpidist.parameter_server.coordinator.executor import FunctionExecutor
 from mpidist.parameter_server.coordinator.functions import PROTOCOL, NotAnArgument
 from mpidist.parameter_server.coordinator.group_executor import GroupExecutor
 from mpidist.parameter_server.coordinator.packed import PackedValue, packed
-from mpidist.parameter_server.coordinator.recovery import Checkpoints, Restore
+from mpidist.parameter_server.coordinator.recovery import Restore
 from mpidist.parameter_server.coordinator.values import PerWorkerDataset, PerWorkerIterator, RemoteValue, fetched
 from mpidist.world import world_communicator
+
+if TYPE_CHECKING:
+    from mpidist.training.checkpoint_manager import CheckpointManager
 
 #: How many scheduled functions may wait before `schedule` waits too.
 _CAPACITY = 262144
@@ -250,7 +253,7 @@ class ClusterCoordinator:
     # -- servers that die ---------------------------------------------------------------------------------------------
 
     def restore_from(
-        self, checkpoint_manager: Checkpoints, on_restore: Callable[[Restore], object] | None = None
+        self, checkpoint_manager: CheckpointManager, on_restore: Callable[[Restore], object] | None = None
     ) -> None:
         """Say what to restore when a server dies, in a fault-tolerant job with ``on_server_failure="restore"``.
 

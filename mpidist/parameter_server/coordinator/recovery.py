@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy
 
@@ -22,31 +22,13 @@ from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.transports.connections.base import Connection
 from mpidist.transports.connections.waiting import Patience
 
+if TYPE_CHECKING:
+    from mpidist.parameter_server.coordinator.calls import Calls
+    from mpidist.training.checkpoint_manager import CheckpointManager
+
 _log = logging.getLogger("mpidist")
 
 T = TypeVar("T")
-
-
-class Checkpoints(Protocol):
-    """What is needed of a `CheckpointManager`."""
-
-    checkpoint: Any
-    directory: Path
-
-    def restore_or_initialize(self) -> Path | None:
-        """Restore the newest checkpoint that is whole, and return it; None if there is none."""
-
-
-class Workers(Protocol):
-    """What is needed of the workers' functions."""
-
-    done: int
-
-    def be_quiet(self, server: int) -> None:
-        """Have the workers finish, as far as they can, what they have; give them nothing more."""
-
-    def go_on(self, places: dict[Key, int]) -> None:
-        """Tell the workers the servers of variables that were moved, and give them work again."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +57,7 @@ class Restore:
 class Recovery:
     """The chief's watch over the servers."""
 
-    def __init__(self, client: Client, connections: Mapping[int, Connection], restores: bool, workers: Workers) -> None:
+    def __init__(self, client: Client, connections: Mapping[int, Connection], restores: bool, workers: Calls) -> None:
         self._client = client
         self._connections = dict(connections)
         self._ranks = {connection.presence.name_of(connection.peer) for connection in connections.values()}
@@ -84,7 +66,7 @@ class Recovery:
         self._is_busy = False
         #: By checkpoint, how many functions had finished when it was saved.
         self._done_at: dict[Path, int] = {}
-        self.manager: Checkpoints | None = None
+        self.manager: CheckpointManager | None = None
         self.on_restore: Callable[[Restore], object] | None = None
         self.restores: list[Restore] = []
         client.guard = self._guarded
@@ -218,7 +200,7 @@ def moved(client: Client | None, places: Mapping[Key, int]) -> None:
         variable.servers = tuple(places.get(spec.key, server) for spec, server in at)
 
 
-def _check_covered(lost: Iterable[VariableSpec], manager: Checkpoints, error: MpidistError) -> tuple[str, ...]:
+def _check_covered(lost: Iterable[VariableSpec], manager: CheckpointManager, error: MpidistError) -> tuple[str, ...]:
     """Return the metrics whose sums are lost and in no checkpoint; CheckpointError if variables are."""
     parts = list(manager.checkpoint.parts.values())
     metrics = {sums.variable.number: sums.metric for sums in registry.served_sums() if sums.is_made}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpidist import nest
 from mpidist.parameter_server.coordinator.functions import Function, NotAnArgument
 from mpidist.parameter_server.coordinator.packed import PackedValue, unpacked
+
+if TYPE_CHECKING:
+    from mpidist.parameter_server.coordinator.calls import Calls
 
 #: What a `RemoteValue` has before its function has run.
 PENDING: Any = object()
@@ -31,13 +34,6 @@ class Failed:
         self.error = error
 
 
-class _CallTable(Protocol):
-    """What a result needs of the chief's calls."""
-
-    def wait_for(self, call: RemoteValue) -> None:
-        """Wait until a call is done."""
-
-
 class RemoteValue:
     """The result, sooner or later, of a scheduled function.  Made by `ClusterCoordinator.schedule`.
 
@@ -46,7 +42,7 @@ class RemoteValue:
 
     __slots__ = ("_calls", "_function", "_payload", "_result")
 
-    def __init__(self, calls: _CallTable, function: Function | None, payload: Any) -> None:
+    def __init__(self, calls: Calls, function: Function | None, payload: Any) -> None:
         self._calls = calls
         self._function: Any = function
         self._payload = payload

@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from mpidist.optimizers import Optimizer
-from mpidist.training.metrics import Metric
+if TYPE_CHECKING:
+    from mpidist.training.trainer import Trainer
 
 Logs = dict[str, Any]
-
-
-class Training(Protocol):
-    """A `Trainer`, as callbacks see it."""
-
-    strategy: Any
-    variables: list[Any]
-    optimizer: Optimizer
-    metrics: list[Metric]
-    stop_training: bool
-    last_loss: float
-    rows_trained: int
-
-    @property
-    def is_chief(self) -> bool: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def steps_made(self) -> int: ...
-    def stop_now(self) -> None: ...
-    def from_chief(self, value: float) -> float: ...
-    def each_rank(self, value: float) -> list[float]: ...
-    def checkpoint_objects(self) -> dict[str, Any]: ...
-    def evaluate(self, x: Any, *args: Any, **kwargs: Any) -> Any: ...
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class Callback:
@@ -54,11 +29,11 @@ class Callback:
         Whether it is called after all others, because it reads their state.
     """
 
-    trainer: Training
+    trainer: Trainer
     params: Mapping[str, Any]
     is_last = False
 
-    def set_model(self, trainer: Training) -> None:
+    def set_model(self, trainer: Trainer) -> None:
         """Take note of the trainer."""
         self.trainer = trainer
 
@@ -67,7 +42,7 @@ class Callback:
         self.params = params
 
     @property
-    def model(self) -> Training:
+    def model(self) -> Trainer:
         """The trainer."""
         return self.trainer
 
@@ -120,7 +95,7 @@ class Callback:
 class CallbackList:
     """Callbacks in their order; knows which of them have anything to do at a turn."""
 
-    def __init__(self, callbacks: Sequence[Callback], trainer: Training, params: Mapping[str, Any]) -> None:
+    def __init__(self, callbacks: Sequence[Callback], trainer: Trainer, params: Mapping[str, Any]) -> None:
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 raise TypeError(f"a callback must be a mpidist.callbacks.Callback, got {type(callback).__name__}")

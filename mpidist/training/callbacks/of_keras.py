@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mpidist.training.callbacks.base import Callback, Training
+from mpidist.training.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from mpidist.training.trainer import Trainer
 
 #: Callbacks that need a model of Keras -> what to use in their place.
 _NEED_A_MODEL = {
@@ -45,7 +48,7 @@ class CallbackOfKeras(Callback):
         self._callback = callback
         self._is_for_chief = bool(_CHIEF_ONLY & {*names})
 
-    def set_model(self, trainer: Training) -> None:
+    def set_model(self, trainer: Trainer) -> None:
         """Be told whose callback it is."""
         super().set_model(trainer)
         self._callback.set_model(trainer)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mpidist.errors import MpidistError, PeerLostError, RankFailedError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.failures import ENDED, last_line
 from mpidist.runtime.watch import yield_processor
+
+if TYPE_CHECKING:
+    from mpidist.transports.connections.base import Connection
 
 #: Turns of a waiting loop between two looks at the alarm word, and seconds between two looks at processes and clock.
 _LOOK_TURNS = 64
@@ -19,29 +22,12 @@ _ALARM_SECONDS, _LOOK_SECONDS = 0.002, 0.05
 _SPIN_SECONDS, _NAP_SECONDS = 0.02, 0.0002
 
 
-class Awaited(Protocol):
-    """A connection, as far as a wait has to do with it; attributes as for `Connection`."""
-
-    peer: int
-    presence: Presence
-
-    @property
-    def gone(self) -> str: ...
-
-    @property
-    def lost(self) -> bool: ...
-
-    def take_in(self) -> bool: ...
-
-    def lose(self, why: str) -> None: ...
-
-
 class Presence:
     """Which of the peers are still there; one a rank, for all connections that were opened together."""
 
     def __init__(self, control: ControlChannel, world_ranks: Sequence[int]) -> None:
         self.control = control
-        self.connections: list[Awaited] = []
+        self.connections: list[Connection] = []
         #: Called when this rank has waited for a moment.
         self.while_waiting: list[Callable[[], object]] = []
         self._world_ranks = tuple(world_ranks)
@@ -51,7 +37,7 @@ class Presence:
         """Return by which rank the control channel knows a peer."""
         return self._world_ranks[peer]
 
-    def forget(self, connection: Awaited) -> None:
+    def forget(self, connection: Connection) -> None:
         """Watch a connection no more."""
         if connection in self.connections:
             self.connections.remove(connection)
@@ -98,7 +84,7 @@ class Patience:
 
     Parameters
     ----------
-    connections : iterable of Awaited
+    connections : iterable of Connection
         Those that are waited for.  If one of them is lost, the wait is in vain.
     what : str
         What is waited for, for messages: ``"rank 3 waits for ps 0 (rank 5) to apply its push 17"``.
@@ -115,7 +101,7 @@ class Patience:
 
     def __init__(
         self,
-        connections: Iterable[Awaited],
+        connections: Iterable[Connection],
         what: str,
         timeout_seconds: float | None = None,
         idle: bool = False,
@@ -180,7 +166,7 @@ class Patience:
                 if connection.lost:
                     raise self.lost(connection)
 
-    def lost(self, connection: Awaited) -> MpidistError:
+    def lost(self, connection: Connection) -> MpidistError:
         """Return what to raise because the peer of `connection` is gone."""
         control = self._presence.control
         rank = self._presence.name_of(connection.peer)
