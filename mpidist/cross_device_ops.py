@@ -340,7 +340,6 @@ def require_nccl(communicator: Communicator, asked: str) -> None:
 
     Parameters
     ----------
-    communicator : Communicator
     asked : str
         What asks for NCCL, for the message.
     """

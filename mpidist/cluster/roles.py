@@ -63,7 +63,6 @@ def parse_roles(text: str, size: int) -> tuple[Task, ...]:
 
     Parameters
     ----------
-    text : str
     size : int
         The number of ranks.
 

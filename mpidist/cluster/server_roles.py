@@ -97,7 +97,6 @@ def choose(
 
     Parameters
     ----------
-    topology : Topology
     num_ps : int, optional
         How many servers; by default one for each node.
     text : str

@@ -22,7 +22,6 @@ class CallCheck:
 
     Parameters
     ----------
-    world : World
     transport : Transport
         Of the world, with what observes it.
     header : Header or None

@@ -43,7 +43,6 @@ def from_chief(communicator: Communicator, fn: Callable[[], Any], what: str) -> 
 
     Parameters
     ----------
-    communicator : Communicator
     fn : callable
         Its result is one that JSON can hold.
     what : str

@@ -34,7 +34,6 @@ class Header:
         Its board has the ranks of this node, and no others.
     transport : Transport
         Over the whole world; it has channels.
-    topology : Topology
     """
 
     def __init__(

@@ -164,8 +164,6 @@ class Once(Bound):
 
     Parameters
     ----------
-    caller : Communicator
-    call : Call
     move : callable, optional
         ``move(watch)`` moves the values and returns the results; None compares the calls only.
     """

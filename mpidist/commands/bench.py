@@ -62,7 +62,6 @@ class Timing:
         ``"array"`` or ``"list"``.
     tensors, size : int
         How many arrays, and their bytes together.
-    who : str
     seconds, low, high : float
         Median over the turns, and the quartiles.
     ratio : float

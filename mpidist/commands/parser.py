@@ -13,7 +13,6 @@ class Parser(argparse.ArgumentParser):
 
     Parameters
     ----------
-    command : str
     what : str
         What the command does, in the imperative.
     more : str

@@ -141,7 +141,6 @@ def placed(counted: Sequence[tuple[str, int]], placement: str) -> list[str]:
 
     Parameters
     ----------
-    counted : sequence of (str, int)
     placement : str
         ``"block"``: host after host; ``"cyclic"``: one rank each in turn, as long as a host has places left.
     """

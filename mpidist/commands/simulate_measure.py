@@ -51,7 +51,6 @@ def measure(as_json: bool, most_bytes: int) -> int:
 
     Parameters
     ----------
-    as_json : bool
     most_bytes : int
         Longer buffers of `SIZES` are left out.
     """

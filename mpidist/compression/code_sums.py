@@ -41,11 +41,8 @@ class GatheredCodes:
 
     Parameters
     ----------
-    transport : Transport
-    elements : int
     dtype : numpy.dtype
         Of the values, float32 or float64.
-    stage : Compression
     """
 
     residues: CodeResidues | None = None

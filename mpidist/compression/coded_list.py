@@ -29,12 +29,10 @@ class CodedList(Bound):
 
     Parameters
     ----------
-    ranks : Communicator
     signatures : sequence of (name, dtype, shape)
         Of one dtype.
     op : str
         ``"sum"`` or ``"mean"``.
-    stage : Compression
 
     Attributes
     ----------

@@ -82,7 +82,6 @@ class Case:
     ----------
     ranks : tuple of Observation
         By rank; of a process alone, or whose world could not be joined, one.
-    launcher : Launcher or None
     mpi : str
         Vendor and version of the library that mpi4py loads; empty without one.
     mpi_error : str

@@ -31,7 +31,6 @@ def try_together(communicator: Communicator, thread_level: str, folder: str) -> 
 
     Parameters
     ----------
-    communicator : Communicator
     thread_level : str
         Of MPI.
     folder : str

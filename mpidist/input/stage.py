@@ -69,7 +69,6 @@ class Stage:
     by_row : bool
         Whether the offset of a batch is the number of its first row, and so the same whatever the batch size; elsewhere
         it is the number of the batch.
-    children : tuple of Stage
     """
 
     length: Length = None

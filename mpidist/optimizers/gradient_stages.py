@@ -23,9 +23,6 @@ class GradientStages:
     ----------
     micro_batches : int
         That make one update.
-    loss_scale : LossScale
-    skip_nonfinite : bool
-    clipping : Clipping
 
     Attributes
     ----------

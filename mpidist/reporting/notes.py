@@ -32,7 +32,6 @@ class RunNotes:
     ----------
     folder : Path
         Made if it is not there.
-    communicator : Communicator
     about : dict
         What the rank is; see `reporting.facts`.
 
@@ -106,7 +105,6 @@ class RankNotes:
 
     Attributes
     ----------
-    about : dict
     lines : list of dict
         Of the last session.
     earlier : list of dict

@@ -33,7 +33,6 @@ class ExitHooks:
 
     Parameters
     ----------
-    control : ControlChannel
     abort : callable
         ``abort(exit_code)`` ends all ranks of the job; it does not return.
     all_left : callable, optional

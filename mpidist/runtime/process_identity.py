@@ -27,7 +27,6 @@ class ProcessIdentity(NamedTuple):
         Name of its machine, for messages.
     machine : str
         Where process numbers mean the same: host, start of the machine and container, as a digest.
-    process : int
     started : int
         When it was started, in clock ticks since the start of the machine; 0 where the system does not tell.
     """

@@ -45,8 +45,6 @@ class About:
     ----------
     job : str
         The same for all ranks of a job, and for no other.
-    rank, size : int
-    host : str
     event_seconds : float
         What adding an event costs.
     offsets : list of (nanoseconds, nanoseconds)
@@ -68,7 +66,6 @@ class Trace:
     ----------
     folder : path or None
         Made if it is not there; None where `open` will name it.
-    about : About
     capacity : int
         How many events are kept in memory.
     warn : callable, optional
@@ -76,7 +73,6 @@ class Trace:
 
     Attributes
     ----------
-    about : About
     dropped : int
         How many events could not be written.
     last_call : int
@@ -247,12 +243,10 @@ class Recording:
 
     Attributes
     ----------
-    about : About
     names : list of str
         Of the kinds of events.
     events : array, shape (n, 5), int64
         Kind, begin and end in nanoseconds, call, part.
-    dropped : int
     problem : str
         What is missing at the end of the file; empty where nothing is.
     """

@@ -90,7 +90,6 @@ class Shares:
     parts : dict of str to float
         Inside the steps: calls as a whole, waiting for all to come, and what calls did; what ran at the same time
         counts once.
-    events : int
     cost : float
         What adding the events took.
     """

@@ -30,12 +30,7 @@ _FIRST_COMPARISON = 64
 
 
 class Tracer(Observer):
-    """Notes what one rank does when.
-
-    Parameters
-    ----------
-    world : World
-    """
+    """Notes what one rank does when."""
 
     def __init__(self, world: World) -> None:
         self._control, transport, topology = world.control, world.transport, world.topology
@@ -52,7 +47,6 @@ class Tracer(Observer):
 
         Parameters
         ----------
-        communicator : Communicator
         folder : str
             Made if it is not there.  A world that is not the whole job has a folder of its own in it.
         """

@@ -72,7 +72,6 @@ class LoopbackWorld:
 
     Parameters
     ----------
-    size : int
     hosts : sequence of str
         The host that each rank pretends to be on.
     controls : sequence of ControlChannel, optional
@@ -81,7 +80,6 @@ class LoopbackWorld:
         Messages smaller than this are copied when they are sent, and their sends are done at once.
     memory : frozenset of str
         The kinds of memory the transports accept: a test may forbid device memory, or allow it.
-    faults : Faults, optional
     """
 
     def __init__(
@@ -119,7 +117,6 @@ class LoopbackTransport(Transport):
 
     Parameters
     ----------
-    world : LoopbackWorld
     control : ControlChannel
         Of this rank.
     world_ranks : tuple of int

@@ -27,8 +27,6 @@ class MpiTransport(Transport):
     ----------
     comm : mpi4py.MPI.Intracomm
         Used by nobody else.
-    control : ControlChannel
-    world_ranks : sequence of int
     chunk_bytes : int
         Longer messages are cut into pieces of this size.
     """

@@ -80,7 +80,6 @@ class SharedSegments:
     ----------
     memory : writable buffer of `nbytes` (size, segment_bytes, place_bytes) bytes, zeroed
         The ranks' parts, one after the other: whole pages, which one rank touches first.
-    size : int
     segment_bytes, place_bytes : int
         Multiples of 64.
 

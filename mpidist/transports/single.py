@@ -20,12 +20,7 @@ class _End:
 
 
 class SingleTransport(Transport):
-    """A group of one rank; see `Transport`.  Sends are done when the rank receives them.
-
-    Parameters
-    ----------
-    control : ControlChannel, optional
-    """
+    """A group of one rank; see `Transport`.  Sends are done when the rank receives them."""
 
     name = "single"
     memory = frozenset({"host", "device"})

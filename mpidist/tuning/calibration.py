@@ -213,7 +213,6 @@ class Stopwatch:
 
     Parameters
     ----------
-    communicator : Communicator
     rounds : int
         How often contenders take turns.
     """

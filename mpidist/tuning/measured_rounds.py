@@ -39,7 +39,6 @@ class Taken:
 
     Attributes
     ----------
-    seconds : float
     first, last : float
         By the first turns alone, and by the last ones.
     """
@@ -150,7 +149,6 @@ class MeasuredRounds:
         ----------
         message_bytes : sequence of int
             Multiples of 4, up to the longest buffer.
-        schedules : sequence of Schedule
         nbytes : int
             A multiple of 4.
         """

@@ -43,7 +43,6 @@ class Record:
         Whose figures they are.
     hosts : tuple of str
         The host of every rank.
-    figures : Figures
     """
 
     key: Key

@@ -32,7 +32,6 @@ class OneCopy:
     ----------
     communicator : Communicator
         Of ranks of one node that share memory.
-    timeout_seconds : float, optional
 
     Attributes
     ----------
@@ -54,7 +53,6 @@ class OneCopy:
 
         Parameters
         ----------
-        shape : sequence of int
         dtype : dtype
         what : str
             What it is for, in messages.

@@ -29,10 +29,6 @@ class ArrayCollectives:
     """Binds the collectives of one array for some ranks.
 
     All methods are Local, and raise before any communication what is wrong with an array.
-
-    Parameters
-    ----------
-    ranks : Communicator
     """
 
     def __init__(self, ranks: Communicator) -> None:

@@ -20,11 +20,6 @@ class Box:
     It begins with a line of words of the sender, of which the first is the number of the message, and a line of the
     receiver, whose first word is the number of the message that it has taken.
 
-    Parameters
-    ----------
-    segments : SharedSegments
-    sender, receiver : int
-
     Attributes
     ----------
     content : memoryview

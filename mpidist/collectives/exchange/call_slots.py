@@ -18,7 +18,6 @@ class CallSlots:
 
     Parameters
     ----------
-    segments : SharedSegments
     words : int
         How many 64-bit words come first.
 

@@ -42,12 +42,9 @@ class NodeExchange(ArrayBound):
 
     Parameters
     ----------
-    ranks : Communicator
     segments : SharedSegments
         Of all ranks.
-    call : Call
     like : array
-    results : OwnResults
     axis : int, optional
         Along which arrays are joined, and in whose length they may differ; None: each is one row.
     readers : sequence of int, optional

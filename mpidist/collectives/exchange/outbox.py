@@ -25,7 +25,6 @@ class Outbox:
 
     Parameters
     ----------
-    segments : SharedSegments
     rank : int
         Of this process, among those that share the segments.
     """
@@ -61,7 +60,6 @@ class Outbox:
 
         Parameters
         ----------
-        watch : Watch
         gives : sequence or mapping of array, flat
             By rank: what it gets; converted to `dtype`.
         counts : sequence of int

@@ -69,13 +69,7 @@ def _unpacked(raw: bytes) -> _Probe:
 
 
 class PeerStandoffs:
-    """The probes of one rank.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    sides : PointToPoint
-    """
+    """The probes of one rank."""
 
     def __init__(self, ranks: Communicator, sides: PointToPoint) -> None:
         self._ranks, self._sides = ranks, sides
@@ -195,10 +189,8 @@ class PeerWatch(Watch):
 
     Parameters
     ----------
-    ranks : Communicator
     waited : Transfer
         What this rank waits for.
-    standoffs : PeerStandoffs
 
     Attributes
     ----------

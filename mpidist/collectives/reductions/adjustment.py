@@ -43,7 +43,6 @@ class Zeros:
     ----------
     examples : sequence of array
         The list with all of its arrays.
-    op : str
 
     Raises
     ------
@@ -106,10 +105,8 @@ def check_factors(prescale: float | None, postscale: float | None, dtypes: Itera
 
     Parameters
     ----------
-    prescale, postscale : float or None
     dtypes : iterable of (dtype, dtype)
         Of the values, and that in which they are multiplied.
-    op : str
 
     Raises
     ------
@@ -141,8 +138,6 @@ def adjusted(
     reduce : callable
         ``reduce(arrays)`` returns the reduced arrays.  Collective.
     examples : sequence of array
-    op : str
-    adjustment : Adjustment
     """
     if adjustment == AS_IT_IS:
         return reduce

@@ -51,7 +51,6 @@ class GradientBuffers:
     ranks : Communicator
         Of ranks that share memory.
     signatures : sequence of (name, dtype, shape)
-    timeout_seconds : float, optional
 
     Raises
     ------

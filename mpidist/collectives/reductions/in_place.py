@@ -40,7 +40,6 @@ def bind_in_place(
 
     Parameters
     ----------
-    ranks : Communicator
     signatures : sequence of (name, dtype, shape)
     op : str
         ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.

@@ -105,7 +105,6 @@ class InPlaceIntake:
     ----------
     what : str
         The call, for messages.
-    plan : Plan
     memory : DeviceMemory or None
         None for the host's.
     are_apart : bool
@@ -205,7 +204,6 @@ class Sources:
     ----------
     orders : dict of int to tuple of int
         The order of axes in memory, for tensors where it is not the usual one.
-    in_memory_order : bool
     """
 
     def __init__(self, tensors: Sequence[Any], in_memory_order: bool = True) -> None:

@@ -43,11 +43,8 @@ class Question(NamedTuple):
 
     Attributes
     ----------
-    op : str
-    names : tuple of str or None
     bytes_per_pack : int
         0 for the default.
-    algorithm : str or None
     is_packed : bool
         Whether the results are wanted as `Packed`.
     prescale, postscale : float or None
@@ -79,10 +76,7 @@ def bind_list(
 
     Parameters
     ----------
-    ranks : Communicator
     tensors : sequence of array
-    question : Question
-    timeout_seconds : float, optional
     in_memory_order : bool
         Whether a tensor may be taken in the order in which its axes lie in memory.
     any_strides : bool
@@ -138,10 +132,6 @@ class ShortArray(Bound):
 
     Parameters
     ----------
-    ranks : Communicator
-    call : Call
-    signature : Signature
-    step : SegmentAllReduce
     prescale, scale : float, optional
         What values are multiplied by before, and results after the reduction.
     is_in_place : bool

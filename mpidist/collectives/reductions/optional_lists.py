@@ -21,7 +21,6 @@ class OptionalList(Bound):
 
     Parameters
     ----------
-    ranks : Communicator
     bind : callable
         ``bind(examples)`` returns the all-reduce of lists like `examples`.
     examples : sequence of array

@@ -24,8 +24,6 @@ class ResultSink:
 
     Parameters
     ----------
-    plan : Plan
-    like : ListIntake
     is_packed : bool
         Whether they are handed out as they were packed.
     """
@@ -54,7 +52,6 @@ class InPlaceSink:
 
     Parameters
     ----------
-    plan : Plan
     are_packed : sequence of bool
         By bucket, whether it is reduced in a flat buffer.
     memory : DeviceMemory or None
@@ -64,14 +61,12 @@ class InPlaceSink:
 
     Attributes
     ----------
-    plan : Plan
     packings : list of Packing or None
         By bucket, for arrays of a device.
     alone : dict of int to int
         By bucket that is one array, reduced in its own dtype, and so is its own buffer: the position of that array.
     buffers : list of array or None
         By bucket, for those that have one here.
-    replays : dict of int to Replay
     """
 
     def __init__(self, plan: Plan, are_packed: Sequence[bool], memory: DeviceMemory | None, kind: Any) -> None:

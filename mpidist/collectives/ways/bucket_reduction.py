@@ -85,13 +85,7 @@ class Pipeline(Protocol):
 
 
 class Piped(BucketReduction):
-    """Tensors that go through a pipeline.
-
-    Parameters
-    ----------
-    pipeline : Pipeline
-    sources, targets : Pieces
-    """
+    """Tensors that go through a pipeline."""
 
     def __init__(self, pipeline: Pipeline, sources: Pieces, targets: Pieces) -> None:
         self.owned = pipeline.owned

@@ -17,7 +17,6 @@ class Chooser:
     ----------
     facts : Facts
         Without choices.
-    settings : Settings
     room : int or None
         The longest segment in bytes, where ranks have less of each other's memory than the table asks for.
     moves_device : bool

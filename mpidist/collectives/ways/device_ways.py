@@ -23,12 +23,7 @@ _PIECE_BYTES = 1 << 23
 
 
 class DeviceWays:
-    """How some ranks reduce arrays in device memory.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    """
+    """How some ranks reduce arrays in device memory."""
 
     def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
@@ -101,12 +96,8 @@ class DeviceReduction:
 
     Parameters
     ----------
-    ways : DeviceWays
-    ranks : Communicator
-    memory : DeviceMemory
     buffer : array
         It is what is reduced if a call names none.
-    op : str
     algorithm : str
         See `selection.device_way`.
     """
@@ -170,9 +161,6 @@ class StagedArray(ArrayBound):
 
     Parameters
     ----------
-    ways : DeviceWays
-    ranks : Communicator
-    memory : DeviceMemory
     like : array
     axis : int, optional
         In the length of this axis arrays may differ.

@@ -82,10 +82,8 @@ class DirectSum(BucketReduction):
 
     Parameters
     ----------
-    segments : SharedSegments
     rank : int
         Of this process, among those that share the segments.
-    sources, targets : Pieces
     dtypes : sequence of three dtypes
         Of the sources, of what is added, and of the targets.
     op : str
@@ -94,7 +92,6 @@ class DirectSum(BucketReduction):
         What reduced values are multiplied by.
     segment_bytes : int
         Size of a segment, if there is room for it.
-    scratch : Scratch
     observer : Observer, optional
         Is told when a stripe is packed and handed out.
     """

@@ -33,7 +33,6 @@ class Turn(NamedTuple):
 
     Attributes
     ----------
-    send_to, receive_from : int
     send, receive : (start, stop) or None
     reduce : bool
         Whether the received segment is reduced into the buffer, or has replaced what was there.

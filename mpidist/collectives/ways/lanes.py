@@ -35,7 +35,6 @@ class Lane(NamedTuple):
 
     Attributes
     ----------
-    shard : int
     transports : tuple of Transport
         By slot: over the shard's carriers, in the order of their nodes.
     scratch : tuple of array
@@ -56,7 +55,6 @@ class Lanes:
         Of this rank's node.  Its places are the memory of the slots.
     transport : Transport
         Over the whole world; it has channels.
-    topology : Topology
     across : Schedule
         The all-reduce among the carriers of a shard.
 

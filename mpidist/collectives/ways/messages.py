@@ -41,8 +41,6 @@ class Messages:
 
     Parameters
     ----------
-    transport : Transport
-    topology : Topology
     scratch : Scratch
         What is bound runs inside the turnstile only.
     """
@@ -59,7 +57,6 @@ class Messages:
         Parameters
         ----------
         buffer : array, shape (n,), contiguous, in a dtype that is added as such
-        op : str
         chosen : str
             ``"native"``, ``"none"``, or the name of a schedule.  Floats whose least or greatest is wanted never take
             MPI's own: it loses NaN.

@@ -28,12 +28,10 @@ class NodeMemory(NamedTuple):
     ----------
     rank : int
         Among the ranks of the node.
-    segments : SharedSegments or None
     lanes : Lanes or None
         What several nodes have instead.
     scratch : Scratch
         For all reductions of this rank.
-    observer : Observer
     """
 
     rank: int
@@ -69,12 +67,8 @@ class NodeMemory(NamedTuple):
 
         Parameters
         ----------
-        way : Way
-        sources, targets : Pieces
         dtypes : sequence of three dtypes
             Of the sources, of what is added, and of the targets.
-        op : str
-        scale : float, optional
         """
         if not way.segment_bytes or sources.elements == 0:
             return None

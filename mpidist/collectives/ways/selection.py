@@ -51,8 +51,6 @@ class Row(NamedTuple):
     place : str
         ``"node"``: one node whose ranks share memory; ``"nodes"``: several nodes, with shared memory in each;
         ``"levels"``: several nodes, without; ``"flat"``: one rank a node, or one node without shared memory.
-    least_bytes : int
-    algorithm : str
     ranks : int
         On so many ranks at most it was measured; 0: not at all.
     files : str
@@ -182,7 +180,6 @@ def way(nbytes: int, asked: str, facts: Facts) -> Way:
 
     Parameters
     ----------
-    nbytes : int
     asked : str
         ``"auto"``, ``"pinned"``, or an algorithm by name.
 

@@ -24,7 +24,6 @@ class SharedSum(BucketReduction):
     ----------
     segments : SharedSegments
         For its flags.
-    rank : int
     buffers : sequence of array, shape (elements,)
         By rank, seen by all.
     result : array, shape (elements,)
@@ -33,7 +32,6 @@ class SharedSum(BucketReduction):
         ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
     scale : float or None
         What reduced values are multiplied by.
-    segment_bytes : int
     targets : Pieces, optional
         Where results are copied to; by default they stay.
     """

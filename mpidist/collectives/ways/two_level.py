@@ -68,10 +68,8 @@ class TwoLevel:
 
     Parameters
     ----------
-    lanes : Lanes
     elements : int
         At least 1.
-    dtype : numpy.dtype
     op : str
         ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
     scale : float, optional

@@ -30,7 +30,6 @@ class LocalUpdates(Updates):
 
     Parameters
     ----------
-    slot_names : sequence of str
     initial_slots : mapping of str to float
         As a rule has them.
     """

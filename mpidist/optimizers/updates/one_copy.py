@@ -31,7 +31,6 @@ def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[S
     ----------
     lengths : sequence of int
         How many elements each has.
-    rank, size : int
     cuts : bool
         Whether a thing may be cut, so that several ranks get a span of it.
     """

@@ -22,13 +22,11 @@ def update_part(
 
     Parameters
     ----------
-    rule : Rule
     gradient : array or IndexedSlices with each row once
         Of the whole variable.
     variable : DistributedVariable
     slots : list of array
         Whole ones, flat.
-    step : Step
     start, stop : int
         Of rows of which some elements are before `stop`, those are meant that begin after `start` or there.
     """

@@ -22,7 +22,6 @@ class BuiltModel:
 
     Parameters
     ----------
-    spec : EstimatorSpec
     strategy : Strategy
 
     Attributes

@@ -18,9 +18,6 @@ class ClusterTask:
 
     Attributes
     ----------
-    task_type : str
-    task_id : int
-    is_chief : bool
     cluster_spec : ClusterSpec
         Empty for one process alone, and for an evaluator, which is outside of the cluster.
     master, evaluation_master : str

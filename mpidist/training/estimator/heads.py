@@ -48,12 +48,7 @@ class Head(abc.ABC):
 
 
 class RegressionHead(Head):
-    """The mean of squared errors.
-
-    Parameters
-    ----------
-    label_dimension : int
-    """
+    """The mean of squared errors."""
 
     _logits = "predictions"
 
@@ -88,7 +83,6 @@ class ClassHead(Head):
 
     Parameters
     ----------
-    n_classes : int
     vocabulary : sequence of str, optional
         The labels, where they are text; else they are the numbers of classes.
     """

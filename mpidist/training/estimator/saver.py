@@ -20,10 +20,7 @@ class Saver:
 
     Parameters
     ----------
-    built : BuiltModel
     directory : Path
-    config : RunConfig
-    listeners : sequence of CheckpointSaverListener
 
     Raises
     ------

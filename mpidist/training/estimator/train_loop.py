@@ -27,9 +27,6 @@ class TrainLoop:
 
     Parameters
     ----------
-    built : BuiltModel
-    saver : Saver
-    hooks : Hooks
     log_steps : int or None
         Steps from one line in the log to the next.
     """

@@ -29,7 +29,6 @@ class Message:
 
     Attributes
     ----------
-    header : bytes
     payload : array, shape (n,), uint8, or None
         Not to be written.  Valid until `release`.
     """
@@ -54,7 +53,6 @@ class Area(abc.ABC):
 
     Attributes
     ----------
-    connection : Connection
     array : array, shape (nbytes,), uint8
         To be written by this rank while the area is not `busy`.  It begins at a multiple of 64 bytes.
     """
@@ -90,11 +88,9 @@ class Connection(abc.ABC):
     ----------
     peer : int
         Rank of the other end, in the world the connection was opened in.
-    presence : Presence
 
     Attributes
     ----------
-    peer : int
     is_shared : bool
         Whether the peer is on this node, so that memory can be shared with it.
     """

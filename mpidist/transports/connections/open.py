@@ -21,7 +21,6 @@ def open_connections(world: World, peers: Sequence[int], *, ring_bytes: int = 1 
 
     Parameters
     ----------
-    world : World
     peers : sequence of int
         Ranks of the world's transport.  Two ranks that connect name each other.
     ring_bytes : int
