@@ -16,8 +16,7 @@ from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.persistent import UNLIKE, Bound
 from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.reductions.in_place import bind_in_place
-from mpidist.collectives.reductions.lists import BoundList, Question, bind_list
-from mpidist.collectives.reductions.optional_lists import OptionalList
+from mpidist.collectives.reductions.lists import BoundList, OptionalList, Question, bind_list
 from mpidist.collectives.reductions.plan import Signature
 from mpidist.collectives.reductions.results import Packed
 from mpidist.collectives.reductions.update import FusedUpdate

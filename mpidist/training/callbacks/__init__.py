@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from mpidist.training.callbacks.base import Callback
+from mpidist.training.callbacks.base import Callback, LambdaCallback
 from mpidist.training.callbacks.csv_logger import CSVLogger
-from mpidist.training.callbacks.early_stopping import EarlyStopping
+from mpidist.training.callbacks.early_stopping import EarlyStopping, TerminateOnNaN
 from mpidist.training.callbacks.history import History
-from mpidist.training.callbacks.lambda_callback import LambdaCallback
 from mpidist.training.callbacks.learning_rate import LearningRateScheduler, ReduceLROnPlateau
 from mpidist.training.callbacks.model_checkpoint import BackupAndRestore, ModelCheckpoint
 from mpidist.training.callbacks.progress_bar import ProgressBar
 from mpidist.training.callbacks.report import Report
 from mpidist.training.callbacks.tensorboard import TensorBoard
-from mpidist.training.callbacks.terminate_on_nan import TerminateOnNaN
 
 __all__ = [
     "BackupAndRestore",

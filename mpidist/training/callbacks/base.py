@@ -1,8 +1,8 @@
-"""`Callback`: methods that a `Trainer` calls at the turns of a training, on every rank."""
+"""`Callback`: methods that a `Trainer` calls at the turns of a training, on every rank; `LambdaCallback`: functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -113,3 +113,25 @@ class CallbackList:
         """Call the methods of this name, in order."""
         for hook in self.hooks(name):
             hook(*args)
+
+
+class LambdaCallback(Callback):
+    """Functions to be called at the turns of a training.  All methods are Local, as far as the functions are.
+
+    Parameters
+    ----------
+    **functions
+        By the name of the method that they stand for: ``on_epoch_end=lambda epoch, logs: print(epoch, logs)``.
+
+    Raises
+    ------
+    TypeError
+        There is no such method.
+    """
+
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        for name, function in functions.items():
+            if not name.startswith("on_") or not hasattr(Callback, name):
+                known = ", ".join(sorted(known for known in vars(Callback) if known.startswith("on_")))
+                raise TypeError(f"a callback has no {name!r}; known ones: {known}")
+            setattr(self, name, function)
