@@ -1,5 +1,7 @@
 """Names that TensorFlow has under ``tf.config``."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
 from mpidist.arrays import list_physical_devices
