@@ -21,7 +21,7 @@ from mpidist.frameworks.keras.given import adapter_of, split
 from mpidist.frameworks.keras.inputs import PartAdapter
 from mpidist.frameworks.keras.model import SAVING, link_optimizers
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
-from mpidist.frameworks.keras.served_step import ServedTraining, StepResult, step, training_of
+from mpidist.frameworks.keras.served_step import ServedTraining, StepResult, on_host, step, trainable_parts, training_of
 from mpidist.input.from_function import InputContext
 from mpidist.parameter_server.coordinator.coordinator import ClusterCoordinator
 
@@ -166,7 +166,7 @@ def _begun(
             )
         source, look = None, lambda: iter(dataset_fn(InputContext(replica.workers)))
     # Private: builds model, metrics, losses and optimizer by the shapes of a batch, at which it looks only if need be
-    model._symbolic_build(iterator=((0, 0, [replica.seen(_on_host(next(each())))]) for each in [look]))
+    model._symbolic_build(iterator=((0, 0, [replica.seen(on_host(next(each())))]) for each in [look]))
     replica.adopt(model)
     return _Training(model, source, dataset_fn, steps)
 
@@ -205,15 +205,11 @@ class _Batches:
                 self._count = self._taken
                 break
             self._taken += 1
-            yield _on_host(batch)
+            yield on_host(batch)
         # Keras draws the order of the next epoch at once where it knows that this one is over, and anew as that begins
         if self._taken == self._count:
             self._under_way, self._taken = (self._adapter.batches() if self._adapter.num_batches else None), 0
         self._adapter.on_epoch_end()
-
-
-def _on_host(batch: Any) -> Any:
-    return keras.tree.map_structure(lambda leaf: None if leaf is None else keras.ops.convert_to_numpy(leaf), batch)
 
 
 class _Training:
@@ -254,11 +250,14 @@ class _Training:
             config,
             self._replica.example,
             tuple(self._replica.served[id(each)] for each in variables),
-            tuple(bool(each.trainable) for each in variables),
+            trainable_parts(model),
             dataset_fn,
         )
-        make = functools.partial(training_of, told)
-        self._iterator = iter(self._coordinator.create_per_worker_dataset(make))
+        if not told.is_like(self._replica.told):
+            make = functools.partial(training_of, told)
+            self._replica.told = told
+            self._replica.iterator = iter(self._coordinator.create_per_worker_dataset(make))
+        self._iterator = self._replica.iterator
         self._ahead = _AHEAD * self._replica.workers
 
     def begin(self) -> None:

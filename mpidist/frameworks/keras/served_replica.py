@@ -37,6 +37,10 @@ class ServedReplica(ModelReplica):
         By which servers update them.
     example : nested arrays or None
         A row of the batch by which the model was built.
+    told : ServedTraining or None
+        Of what workers were told last, on the chief.
+    iterator : PerWorkerIterator
+        By which they know it.
     compiled_optimizer : keras.optimizers.Optimizer or None
         After which it was made.
     """
@@ -47,6 +51,8 @@ class ServedReplica(ModelReplica):
         self.own_optimizer: Optimizer | None = None
         self.compiled_optimizer: Any = None
         self.example: Any = None
+        self.told: Any = None
+        self.iterator: Any = None
         self._read: dict[int, numpy.ndarray] = {}
 
     @property
