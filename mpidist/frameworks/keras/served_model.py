@@ -16,7 +16,7 @@ import numpy
 from mpidist.errors import OutOfRangeError
 from mpidist.frameworks.keras import metrics
 from mpidist.frameworks.keras.callbacks import flat_callbacks
-from mpidist.frameworks.keras.classes import distribute, replica_of, stock_classes
+from mpidist.frameworks.keras.classes import distribute, replica_of
 from mpidist.frameworks.keras.given import adapter_of, split
 from mpidist.frameworks.keras.inputs import PartAdapter
 from mpidist.frameworks.keras.model import SAVING, link_optimizers
@@ -237,10 +237,12 @@ class _Training:
         self._model, self._batches = model, batches
         self._replica: ServedReplica = replica_of(model)
         strategy = self._replica.strategy
-        is_new, is_first = self._replica.adopt_optimizer(model), strategy._cluster_coordinator is None
+        self._replica.adopt_optimizer(model)
+        if strategy._cluster_coordinator is None:
+            for each in models_of(strategy):
+                replica_of(each).workers_optimizer = getattr(each, "optimizer", None)
         self._coordinator = ClusterCoordinator(strategy)  # workers do not come further
-        with stock_classes():
-            config = model.get_compile_config() if is_new and not is_first else None
+        config = self._replica.compile_config(model)
         optimizer = self._replica.own_optimizer
         assert optimizer is not None
         variables = self._replica.shared(model)

@@ -84,7 +84,7 @@ class _Worker:
         # Private, as on the chief
         self._model._symbolic_build(iterator=((0, 0, [each]) for each in [training.example]))
         own = self._replica.shared(self._model)
-        self._replica.served = {id(each): served for each, served in zip(own, training.served, strict=True)}
+        self._replica.served.update((id(each), served) for each, served in zip(own, training.served, strict=True))
         if trainable_parts(self._model) != training.trainable:
             self._replica.steps = None
             for parts, flags in zip((_layers(self._model), self._model.variables), training.trainable, strict=True):

@@ -19,7 +19,7 @@ quick = pytest.mark.skipif(not IS_QUICK, reason="with PyTorch")
 
 @pytest.mark.parametrize("name, ranks", [pytest.param("alone", 1, marks=quick), ("alone", 3), ("workers", 4)])
 def test_a_model_on_servers(name, ranks, tmp_path):
-    job = run_command(ranks, [sys.executable, str(SCRIPT), name, str(tmp_path)])
+    job = run_command(ranks, [sys.executable, str(SCRIPT), name, str(tmp_path)], env={"OMP_NUM_THREADS": "1"})
     assert job.returncode == 0, job.stdout + job.stderr
     assert job.stdout.count("done") == 1  # workers do not come back
 
