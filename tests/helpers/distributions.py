@@ -21,7 +21,7 @@ def files_of_the_checkout() -> list[str]:
     return [path for path in paths if path and (ROOT / path).is_file()]
 
 
-def _build(kind: str, source: Path) -> Path:
+def build(kind: str, source: Path) -> Path:
     """Build in a process, since setuptools works in the current folder; return the file."""
     out = source.parent / kind
     command = [sys.executable, "-c", _BUILD.format(kind=kind, folder=str(out))]
@@ -39,7 +39,7 @@ def build_sdist(folder: Path) -> Path:
         copy = source / path
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / path, copy)
-    return _build("sdist", source)
+    return build("sdist", source)
 
 
 def build_wheel(sdist: Path, folder: Path) -> Path:
@@ -47,7 +47,7 @@ def build_wheel(sdist: Path, folder: Path) -> Path:
     with tarfile.open(sdist) as archive:
         # of our own making; the argument came with Python 3.10.12
         archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-    return _build("wheel", folder / sdist.name.removesuffix(".tar.gz"))
+    return build("wheel", folder / sdist.name.removesuffix(".tar.gz"))
 
 
 def names_in(distribution: Path) -> set[str]:

@@ -10,6 +10,10 @@ from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
 from mpidist.world import world_communicator
 
 
+#: The dtype of Python's strings, which NumPy has from 2.0 on.
+STRINGS = [numpy.dtypes.StringDType()] if numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0" else []
+
+
 def masked():
     return numpy.ma.array([1.0, 2.0], mask=[0, 1])
 
@@ -17,7 +21,7 @@ def masked():
 OBJECTS = {
     "objects": lambda: numpy.array([None, "a"], object),
     "records with objects": lambda: numpy.zeros(2, [("a", "f4"), ("b", object)]),
-    "strings": lambda: numpy.array(["a", "bc"], numpy.dtypes.StringDType()),
+    **{"strings": lambda dtype=dtype: numpy.array(["a", "bc"], dtype) for dtype in STRINGS},
 }
 NOT_SUMMED = {
     "text": lambda: numpy.array(["a", "bc"]),
