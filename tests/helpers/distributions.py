@@ -1,4 +1,4 @@
-"""The sdist and the wheel of this checkout, built by setuptools alone in a folder of their own, as a release builds them."""
+"""The sdist and the wheel of this checkout, built by setuptools as a release builds them, in a folder of their own."""
 
 from __future__ import annotations
 

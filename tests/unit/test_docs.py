@@ -381,15 +381,6 @@ def test_steps_on_parameter_servers_are_the_medians_over_the_launches(title, wor
     assert _is_rounded(ratio, median_of(launches, "TensorFlow", "mpidist"))
 
 
-# -- the release ------------------------------------------------------------------------------------------------------
-
-
-def test_the_version_is_the_same_everywhere():
-    citation = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    package = re.search(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
-    assert citation[1] == package[1] == mpidist.__version__
-
-
 # -- environment variables --------------------------------------------------------------------------------------------
 
 
