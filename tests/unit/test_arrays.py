@@ -342,3 +342,15 @@ def test_importing_arrays_imports_neither_cupy_nor_ml_dtypes():
     )
     shown = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "{'numpy'}"
+
+
+def test_a_pretended_device_is_there_while_any_rank_is_in_its_block():
+    first, second = pretended_device(), pretended_device()
+    first.__enter__()
+    second.__enter__()
+    array = on_device(np.ones(2))
+    first.__exit__(None, None, None)
+    assert arrays.kind_of(array).name == "pretended"
+    second.__exit__(None, None, None)
+    with pytest.raises(TypeError, match="expected an array of numpy"):
+        arrays.kind_of(array)
