@@ -275,4 +275,4 @@ def explained(error: BaseException) -> str:
 def name_of(function: Any) -> str:
     """Return the name of a user's function for a message."""
     # a ufunc of an older NumPy has the short name only
-    return getattr(function, "__qualname__", None) or getattr(function, "__name__", type(function).__name__)
+    return getattr(function, "__qualname__", getattr(function, "__name__", type(function).__name__))
