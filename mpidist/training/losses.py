@@ -49,8 +49,7 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
     rows = _global_rows(loss) if global_batch_size is None else _batch_size(global_batch_size)
     if sample_weight is not None:
         loss = loss * _weights(sample_weight, loss)
-    total = loss.sum()
-    return total / rows if rows else total * 0
+    return _share(loss.sum(), rows)
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:
@@ -67,7 +66,7 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
         If called in cross-replica context.
     """
     _require_replica_context("scale_regularization_loss")
-    return _as_array(regularization_loss).sum() / context.get_strategy().num_replicas_in_sync
+    return _share(_as_array(regularization_loss).sum(), context.get_strategy().num_replicas_in_sync)
 
 
 def _require_replica_context(name: str) -> None:
@@ -83,6 +82,12 @@ def _as_array(value: Any) -> Any:
         return value
     array = arrays.to_array(value)
     return array.astype("float32") if array.dtype == numpy.float64 else array
+
+
+def _share(total: Any, number: int) -> Any:
+    """Return a total over a number, 0 for none, in the total's dtype; NumPy 1 gives float64 for two scalars."""
+    divisor = total.dtype.type(number) if total.dtype.kind in "fc" else number
+    return total / divisor if number else total * divisor
 
 
 def _global_rows(loss: Any) -> int:

@@ -9,6 +9,9 @@ from mpidist.collectives.engine import Engine
 from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
 from mpidist.world import world_communicator
 
+#: The dtype of Python's strings, which NumPy has from 2.0 on.
+STRINGS = [numpy.dtypes.StringDType()] if numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0" else []
+
 
 def masked():
     return numpy.ma.array([1.0, 2.0], mask=[0, 1])
@@ -17,8 +20,9 @@ def masked():
 OBJECTS = {
     "objects": lambda: numpy.array([None, "a"], object),
     "records with objects": lambda: numpy.zeros(2, [("a", "f4"), ("b", object)]),
-    "strings": lambda: numpy.array(["a", "bc"], numpy.dtypes.StringDType()),
 }
+if STRINGS:
+    OBJECTS["strings"] = lambda: numpy.array(["a", "bc"], STRINGS[0])
 NOT_SUMMED = {
     "text": lambda: numpy.array(["a", "bc"]),
     "bytes": lambda: numpy.array([b"a", b"bc"]),

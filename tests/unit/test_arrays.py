@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mpidist import arrays
 from mpidist.errors import MissingDependencyError, UnsupportedDtypeError
 from mpidist.testing.device import DeviceArray, on_device, pretended_device
+from tests.helpers.refused import STRINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -264,7 +265,7 @@ REDUCIBLE = {
     **dict.fromkeys(["f2", "f4", "f8", "i1", "i8", "u1", "u8", ml_dtypes.bfloat16], {"sum", "min", "max", "prod"}),
     "c8": {"sum", "prod"},
     "?": {"min", "max"},
-    **dict.fromkeys(["O", "S3", "U3", "M8[s]", "m8[s]", "V4", "i4,f4", "i4,O", np.dtypes.StringDType()], set()),
+    **dict.fromkeys(["O", "S3", "U3", "M8[s]", "m8[s]", "V4", "i4,f4", "i4,O", *STRINGS], set()),
     **dict.fromkeys([ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3b11fnuz], set()),
     **dict.fromkeys([ml_dtypes.int4, ml_dtypes.uint2, ml_dtypes.float4_e2m1fn], set()),
 }
@@ -280,7 +281,7 @@ def test_which_dtypes_can_be_reduced_how(dtype, op):
             arrays.check_reducible(dtype, op)
 
 
-@pytest.mark.parametrize("dtype", ["O", "i4,O", np.dtypes.StringDType(), "U0", "V0"])
+@pytest.mark.parametrize("dtype", ["O", "i4,O", *STRINGS, "U0", "V0"])
 def test_what_means_nothing_on_another_rank_is_not_moved(dtype):
     with pytest.raises(UnsupportedDtypeError, match="cannot be sent to other ranks: expected numbers"):
         arrays.check_movable(dtype)
@@ -341,3 +342,15 @@ def test_importing_arrays_imports_neither_cupy_nor_ml_dtypes():
     )
     shown = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "{'numpy'}"
+
+
+def test_a_pretended_device_is_there_while_any_rank_is_in_its_block():
+    first, second = pretended_device(), pretended_device()
+    first.__enter__()
+    second.__enter__()
+    array = on_device(np.ones(2))
+    first.__exit__(None, None, None)
+    assert arrays.kind_of(array).name == "pretended"
+    second.__exit__(None, None, None)
+    with pytest.raises(TypeError, match="expected an array of numpy"):
+        arrays.kind_of(array)

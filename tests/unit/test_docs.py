@@ -393,13 +393,14 @@ def test_steps_on_parameter_servers_are_the_medians_over_the_launches(title, wor
     assert _is_rounded(ratio, median_of(launches, "TensorFlow", "mpidist"))
 
 
-# -- the release ------------------------------------------------------------------------------------------------------
+# -- the changelog ----------------------------------------------------------------------------------------------------
 
 
-def test_the_version_is_the_same_everywhere():
-    citation = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    package = re.search(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
-    assert citation[1] == package[1] == mpidist.__version__
+def test_what_is_new_in_a_version_is_a_screen():
+    first, *versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert first.startswith("# Changelog\n")
+    assert versions
+    assert {version.partition("\n")[0]: version.count("\n") for version in versions if version.count("\n") > 80} == {}
 
 
 # -- environment variables --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from mpidist import context
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.testing import run_ranks
 from mpidist.variables import IndexedSlices
+from tests.helpers.identical import assert_identical
 
 
 @st.composite
@@ -34,11 +35,11 @@ def added_up(values, indices, shape):
 def test_rows_of_one_number_are_summed(rows):
     values, indices, shape = rows
     sparse = IndexedSlices(values, indices, shape)
-    numpy.testing.assert_array_equal(sparse.to_dense(), added_up(*rows), strict=True)
+    assert_identical(sparse.to_dense(), added_up(*rows))
     once = sparse.coalesced()
     assert once.indices.tolist() == sorted(set(indices.tolist()))
     assert once.values.dtype == values.dtype
-    numpy.testing.assert_array_equal(once.to_dense(), added_up(*rows), strict=True)
+    assert_identical(once.to_dense(), added_up(*rows))
     numpy.testing.assert_array_equal(sparse.values, values)  # unchanged
 
 

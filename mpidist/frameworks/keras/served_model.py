@@ -16,12 +16,12 @@ import numpy
 from mpidist.errors import OutOfRangeError
 from mpidist.frameworks.keras import metrics
 from mpidist.frameworks.keras.callbacks import flat_callbacks
-from mpidist.frameworks.keras.classes import distribute, replica_of, stock_classes
+from mpidist.frameworks.keras.classes import distribute, replica_of
 from mpidist.frameworks.keras.given import adapter_of, split
 from mpidist.frameworks.keras.inputs import PartAdapter
 from mpidist.frameworks.keras.model import SAVING, link_optimizers
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
-from mpidist.frameworks.keras.served_step import ServedTraining, StepResult, step, training_of
+from mpidist.frameworks.keras.served_step import ServedTraining, StepResult, on_host, step, trainable_parts, training_of
 from mpidist.input.from_function import InputContext
 from mpidist.parameter_server.coordinator.coordinator import ClusterCoordinator
 
@@ -166,7 +166,7 @@ def _begun(
             )
         source, look = None, lambda: iter(dataset_fn(InputContext(replica.workers)))
     # Private: builds model, metrics, losses and optimizer by the shapes of a batch, at which it looks only if need be
-    model._symbolic_build(iterator=((0, 0, [replica.seen(_on_host(next(each())))]) for each in [look]))
+    model._symbolic_build(iterator=((0, 0, [replica.seen(on_host(next(each())))]) for each in [look]))
     replica.adopt(model)
     return _Training(model, source, dataset_fn, steps)
 
@@ -205,15 +205,11 @@ class _Batches:
                 self._count = self._taken
                 break
             self._taken += 1
-            yield _on_host(batch)
+            yield on_host(batch)
         # Keras draws the order of the next epoch at once where it knows that this one is over, and anew as that begins
         if self._taken == self._count:
             self._under_way, self._taken = (self._adapter.batches() if self._adapter.num_batches else None), 0
         self._adapter.on_epoch_end()
-
-
-def _on_host(batch: Any) -> Any:
-    return keras.tree.map_structure(lambda leaf: None if leaf is None else keras.ops.convert_to_numpy(leaf), batch)
 
 
 class _Training:
@@ -241,10 +237,12 @@ class _Training:
         self._model, self._batches = model, batches
         self._replica: ServedReplica = replica_of(model)
         strategy = self._replica.strategy
-        is_new, is_first = self._replica.adopt_optimizer(model), strategy._cluster_coordinator is None
+        self._replica.adopt_optimizer(model)
+        if strategy._cluster_coordinator is None:
+            for each in models_of(strategy):
+                replica_of(each).workers_optimizer = getattr(each, "optimizer", None)
         self._coordinator = ClusterCoordinator(strategy)  # workers do not come further
-        with stock_classes():
-            config = model.get_compile_config() if is_new and not is_first else None
+        config = self._replica.compile_config(model)
         optimizer = self._replica.own_optimizer
         assert optimizer is not None
         variables = self._replica.shared(model)
@@ -254,11 +252,14 @@ class _Training:
             config,
             self._replica.example,
             tuple(self._replica.served[id(each)] for each in variables),
-            tuple(bool(each.trainable) for each in variables),
+            trainable_parts(model),
             dataset_fn,
         )
-        make = functools.partial(training_of, told)
-        self._iterator = iter(self._coordinator.create_per_worker_dataset(make))
+        if not told.is_like(self._replica.told):
+            make = functools.partial(training_of, told)
+            self._replica.told = told
+            self._replica.iterator = iter(self._coordinator.create_per_worker_dataset(make))
+        self._iterator = self._replica.iterator
         self._ahead = _AHEAD * self._replica.workers
 
     def begin(self) -> None:

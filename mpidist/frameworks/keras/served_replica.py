@@ -10,6 +10,7 @@ import numpy
 
 from mpidist import transports
 from mpidist.collectives.communicator import Communicator
+from mpidist.frameworks.keras.classes import stock_classes
 from mpidist.frameworks.keras.own_optimizer import own_optimizer
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import is_seed
@@ -18,8 +19,8 @@ from mpidist.optimizers import Optimizer
 from mpidist.options import ReduceOp
 from mpidist.variables import Variable
 
-#: Under which name a strategy keeps its models, by the order in which they were made.
-_MODELS = "served keras models"
+#: Under which names a strategy keeps its models, by the order in which they were made, and their variables on servers.
+_MODELS, _VARIABLES = "served keras models", "served keras variables"
 
 
 class ServedReplica(ModelReplica):
@@ -32,21 +33,30 @@ class ServedReplica(ModelReplica):
     Attributes
     ----------
     served : dict of int to Variable
-        On servers, by the id of the variable of Keras.
+        On servers, by the id of the variable of Keras, of all models: one model may be a part of others.
     own_optimizer : Optimizer or None
         By which servers update them.
     example : nested arrays or None
         A row of the batch by which the model was built.
+    told : ServedTraining or None
+        Of what workers were told last, on the chief.
+    iterator : PerWorkerIterator
+        By which they know it.
     compiled_optimizer : keras.optimizers.Optimizer or None
         After which it was made.
+    workers_optimizer : keras.optimizers.Optimizer or None
+        With which the model was compiled when workers were told of it, or had made it.
     """
 
     def __init__(self, strategy: Any) -> None:
         super().__init__(strategy, Replicas(Communicator(transports.alone())))
-        self.served: dict[int, Any] = {}
+        self.served: dict[int, Any] = strategy.extended.adapters.setdefault(_VARIABLES, {})
         self.own_optimizer: Optimizer | None = None
         self.compiled_optimizer: Any = None
+        self.workers_optimizer: Any = None
         self.example: Any = None
+        self.told: Any = None
+        self.iterator: Any = None
         self._read: dict[int, numpy.ndarray] = {}
 
     @property
@@ -112,8 +122,17 @@ class ServedReplica(ModelReplica):
 
     # -- the optimizer -------------------------------------------------------------------------------------------------
 
-    def adopt_optimizer(self, model: keras.Model) -> bool:
-        """Have servers update by the optimizer that a model is compiled with; return whether it is another one.
+    def compile_config(self, model: keras.Model) -> dict[str, Any] | None:
+        """Return what workers need to compile the model as it is compiled here; None where theirs is.  Local."""
+        if model.optimizer is self.workers_optimizer or not self.strategy.extended.spans_ranks:
+            return None
+        self.workers_optimizer = model.optimizer
+        with stock_classes():
+            config: dict[str, Any] = model.get_compile_config()
+        return config
+
+    def adopt_optimizer(self, model: keras.Model) -> None:
+        """Have servers update by the optimizer that a model is compiled with.
 
         Collective before there is a coordinator: every rank that is no server calls it in the same order.  The chief
         alone calls it later.
@@ -124,12 +143,10 @@ class ServedReplica(ModelReplica):
             mpidist has no such optimizer.
         """
         given = model.optimizer
-        if given is self.compiled_optimizer:
-            return False
-        with self.strategy.scope():
-            self.own_optimizer = own_optimizer(given)()
-        self.compiled_optimizer = given
-        return True
+        if given is not self.compiled_optimizer:
+            with self.strategy.scope():
+                self.own_optimizer = own_optimizer(given)()
+            self.compiled_optimizer = given
 
     def read_optimizer(self, model: keras.Model) -> None:
         """Give the optimizer of a model the steps and the slots that servers have.  Local."""

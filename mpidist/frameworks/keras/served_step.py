@@ -34,16 +34,26 @@ class ServedTraining(NamedTuple):
     """A row of a batch, for a model that workers have not built; None for others."""
     served: tuple[Any, ...]
     """On servers, by variable of the model."""
-    trainable: tuple[bool, ...]
-    """Also by variable."""
+    trainable: tuple[tuple[bool, ...], tuple[bool, ...]]
+    """See `trainable_parts`."""
     dataset_fn: Callable[[InputContext], Any] | None
     """None where the chief hands out batches."""
+
+    def is_like(self, other: ServedTraining | None) -> bool:
+        """Whether workers that were told the other one need not be told anything.  Local."""
+        return (
+            other is not None
+            and self.compile_config is None
+            and self.dataset_fn is None
+            and other.dataset_fn is None
+            and self.optimizer is other.optimizer
+            and self.trainable == other.trainable
+        )
 
 
 class StepResult(NamedTuple):
     """What a worker says of a batch."""
 
-    rows: int
     metrics: list[numpy.ndarray]
     """What the variables of metrics hold of this batch alone."""
     logs: dict[str, float]
@@ -70,19 +80,21 @@ class _Worker:
         self._optimizer = training.optimizer
         if training.compile_config is not None:
             self._model.compile_from_config(training.compile_config)
+            self._replica.steps = None
         # Private, as on the chief
         self._model._symbolic_build(iterator=((0, 0, [each]) for each in [training.example]))
         own = self._replica.shared(self._model)
-        self._replica.served = {id(each): served for each, served in zip(own, training.served, strict=True)}
-        for variable, is_trainable in zip(own, training.trainable, strict=True):
-            if variable.trainable is not is_trainable:
-                variable.trainable = is_trainable
+        self._replica.served.update((id(each), served) for each, served in zip(own, training.served, strict=True))
+        if trainable_parts(self._model) != training.trainable:
+            self._replica.steps = None
+            for parts, flags in zip((_layers(self._model), self._model.variables), training.trainable, strict=True):
+                for part, is_trainable in zip(parts, flags, strict=True):
+                    part.trainable = is_trainable
         index, count = on_worker.index or 0, on_worker.count or 1
         for variable in self._model.variables:
             if index and is_seed(variable):
                 variable.assign(own_seed(numpy.asarray(keras.ops.convert_to_numpy(variable)), index))
         self._batches = None if training.dataset_fn is None else iter(training.dataset_fn(InputContext(count, index)))
-        self._replica.steps = None  # compiled of another set of variables
 
     def step(self, batch: Any) -> StepResult:
         """Compute the gradients of a batch, and push them.
@@ -103,8 +115,7 @@ class _Worker:
         self._optimizer.apply_gradients(pairs)
         replica.write_changes(model)
         metrics = [numpy.array(keras.ops.convert_to_numpy(each)) for each in model.metrics_variables]
-        rows = next(len(leaf) for leaf in keras.tree.flatten(data) if leaf is not None)
-        return StepResult(rows, metrics, {name: _number(value) for name, value in logs.items()})
+        return StepResult(metrics, {name: _number(value) for name, value in logs.items()})
 
     def _next(self) -> Any:
         assert self._batches is not None
@@ -114,7 +125,22 @@ class _Worker:
                 f"the data set of worker {on_worker.index} has no more batches: let it repeat, or ask for fewer "
                 "steps_per_epoch"
             )
-        return keras.tree.map_structure(lambda leaf: keras.ops.convert_to_numpy(leaf), batch)
+        return on_host(batch)
+
+
+def on_host(batch: Any) -> Any:
+    """Return the nested tensors of a batch as arrays of NumPy.  Local."""
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else keras.ops.convert_to_numpy(leaf), batch)
+
+
+def trainable_parts(model: keras.Model) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Return which layers of a model, itself first, and which of its variables are trained.  Local."""
+    return tuple([bool(each.trainable) for each in _layers(model)]), tuple([each.trainable for each in model.variables])
+
+
+def _layers(model: keras.Model) -> list[Any]:
+    # Private: layers in layers, too, those that contain others first
+    return list(model._flatten_layers())
 
 
 def _number(value: Any) -> float:

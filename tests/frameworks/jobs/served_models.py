@@ -85,11 +85,22 @@ def alone(folder):
             assert_alike(model, expected)
         loss = model.train_on_batch(X, Y, return_dict=True)["loss"]
         numpy.testing.assert_allclose(loss, expected.train_on_batch(X, Y, return_dict=True)["loss"], **BOUNDS)
+    frozen_state(models[2])
     model.save(folder / "model.keras")
     again = keras.saving.load_model(folder / "model.keras")
     assert type(again) is keras.Sequential
     assert_alike(again, model)
     goes_on(strategy, model, again)
+
+
+def frozen_state(model):
+    """A layer that is frozen on the chief computes on workers as a frozen one: its moving averages stay."""
+    model.layers[2].trainable = False
+    model.compile("sgd", "mse")
+    before = [each.copy() for each in model.layers[2].get_weights()]
+    fitted(model, {})
+    for ours, theirs in zip(model.layers[2].get_weights(), before, strict=True):
+        assert (ours == theirs).all()
 
 
 def goes_on(strategy, model, again):

@@ -32,7 +32,8 @@ def test_it_is_the_sum_of_the_list_in_its_order(kind):
         return found
 
     for found in run_ranks(3, run):
-        expected = [sum(each).reshape(-1) for each in zip(*[_tensors(kind, rank) for rank in range(3)], strict=True)]
+        summands = zip(*[_tensors(kind, rank) for rank in range(3)], strict=True)
+        expected = [(first + second + third).reshape(-1) for first, second, third in summands]
         assert found == [(each.tolist(), each.dtype) for each in expected]
 
 

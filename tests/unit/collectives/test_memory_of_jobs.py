@@ -6,6 +6,7 @@ import pytest
 from mpidist.testing import ranks, run_ranks
 from mpidist.transports import membership
 from mpidist.world import world_communicator
+from tests.helpers.identical import assert_identical
 
 SEGMENT, PLACE = membership._SEGMENT_BYTES, membership._PLACE_BYTES
 #: Of a segment what a call slot has room for, without and with a line of words before it.
@@ -30,7 +31,7 @@ def _all(fn):
 
 def _assert_same(found, expected):
     for each in found:
-        numpy.testing.assert_array_equal(each, expected, strict=True)
+        assert_identical(each, expected)
 
 
 @pytest.mark.parametrize("length", ENDS)

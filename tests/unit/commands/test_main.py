@@ -109,21 +109,22 @@ def test_without_shtab_completion_says_what_to_install(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "page, status",
+    "page, statuses",
     [
-        (["info"], 128 + signal.SIGPIPE),
-        (["simulate"], 128 + signal.SIGPIPE),
-        (["--help"], 128 + signal.SIGPIPE),
-        (["run", "--help"], 0),
-    ],  # argparse's own
+        (["info"], {128 + signal.SIGPIPE}),
+        (["simulate"], {128 + signal.SIGPIPE}),
+        (["--help"], {128 + signal.SIGPIPE}),
+        (["run", "--help"], {0, 128 + signal.SIGPIPE}),  # argparse's own: it lets the error out in Python 3.10
+    ],
 )
-def test_a_page_that_nobody_reads_is_no_error(page, status):
+def test_a_page_that_nobody_reads_is_no_error(page, statuses):
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "mpidist", *page]
     result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
     os.close(write)
-    assert (result.returncode, result.stderr) == (status, b"")
+    assert result.returncode in statuses
+    assert result.stderr == b""
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from mpidist.tpu.experimental import DeviceAssignment, Topology, initialize_tpu_
 from mpidist.training.checkpoint import Checkpoint
 from mpidist.variables import Variable
 from mpidist.variables.partition import part_of
+from tests.helpers.identical import assert_identical
 
 
 def mesh(devices=2):
@@ -235,7 +236,7 @@ def test_the_value_of_one_logical_device_is_given_to_the_others(device):
         return placed, strategy.experimental_replicate_to_logical_devices(numpy.array([rank]))
 
     for rank, (placed, replicated) in enumerate(run_ranks(4, fn)):
-        numpy.testing.assert_array_equal(placed, numpy.full((rank // 2, 2), rank // 2, "float32"), strict=True)
+        assert_identical(placed, numpy.full((rank // 2, 2), rank // 2, "float32"))
         assert replicated.tolist() == [rank // 2 * 2]
 
 
@@ -243,7 +244,7 @@ def test_the_value_of_one_logical_device_is_given_to_the_others(device):
 def test_what_is_not_summed_is_given_to_the_other_logical_devices(value):
     value = numpy.array(value)
     for found in run_ranks(2, lambda: mesh(2).experimental_replicate_to_logical_devices(value)):
-        numpy.testing.assert_array_equal(found, value, strict=True)
+        assert_identical(found, value)
 
 
 @pytest.mark.parametrize("in_run", [True, False])

@@ -104,6 +104,13 @@ def test_no_rows_are_no_loss():
     assert (found, found.dtype) == (0, "float32")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_share_has_the_dtype_of_the_losses(dtype):
+    losses = numpy.array([1.0, 2.0], dtype)
+    shares = [compute_average_loss(losses), scale_regularization_loss(losses)]
+    assert [(share, share.dtype) for share in shares] == [(1.5, dtype), (3.0, dtype)]
+
+
 def test_size_must_be_an_integer():
     with pytest.raises(TypeError, match="2.5"):
         compute_average_loss([1.0], global_batch_size=2.5)
