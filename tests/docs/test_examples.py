@@ -2,9 +2,10 @@
 
 A Python block runs as it stands, each in a process of its own: alone, and on three ranks that are threads.  A comment
 in the line above says when that is different: ``<!-- run: alone -->``, ``two`` or ``four`` for so many ranks, or
-``pytest`` for a test module; those of ``keras`` and ``torch`` are run by `tests/frameworks`, and by `tests/jobs` those
-of ``four_processes``, which no threads can be, and a ``file``, by the commands of its page.  The blocks of a page of
-the guide are run one after another, in one namespace, and must print what is shown below them, on every rank.
+``pytest`` for a test module; those of ``keras``, ``keras_job`` and ``torch`` are run by `tests/frameworks`, and by
+`tests/jobs` those of ``four_processes``, which no threads can be, and a ``file``, by the commands of its page.  The
+blocks of a page of the guide are run one after another, in one namespace, and must print what is shown below them, on
+every rank.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _RUNS = {
     "four_processes": (),
     "file": (),
     "keras": (),
+    "keras_job": (),
     "torch": (),
 }
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.launch import LIMIT_SECONDS, environment, run_command, run_process
+from tests.helpers.launch import LIMIT_SECONDS, environment, run_command, run_job, run_process
+from tests.helpers.pages import blocks
 
 SCRIPT = Path(__file__).with_name("served_models.py")
 
@@ -22,6 +23,15 @@ def test_a_model_on_servers(name, ranks, tmp_path):
     job = run_command(ranks, [sys.executable, str(SCRIPT), name, str(tmp_path)], env={"OMP_NUM_THREADS": "1"})
     assert job.returncode == 0, job.stdout + job.stderr
     assert job.stdout.count("done") == 1  # workers do not come back
+
+
+@quick
+def test_the_example_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = [each for each in blocks() if each.how == "keras_job"]
+    job = run_job(3, block.code, env={"OMP_NUM_THREADS": "1"})
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert (tmp_path / "model.keras").exists()
 
 
 @quick
