@@ -65,7 +65,7 @@ GIVEN = set(
     coordinator cosine cross csv
     cuda dataset decay distribute distributed distribution doubling dynamic
     early estimator eval evaluate experimental exponential extended
-    feature filter float
+    feature filter float ftrl
     handler hdf hierarchical history horovod
     indexed inverse iterator
     jax
