@@ -1,19 +1,17 @@
-"""`PersistentCollective`: a collective over replicas that is bound once and called, or started, every step."""
+"""`PersistentCollective`: a collective of nested values that is bound once and called, or started, every step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpidist import nest
-from mpidist.arrays import plain
 from mpidist.collectives.handle import Handle, together
 from mpidist.collectives.persistent import Bound
-from mpidist.variables.components import component
 
 
 class PersistentCollective:
-    """A collective over all replicas for values of one structure, leaf by leaf.
+    """A collective for values of one structure, leaf by leaf.
 
     Parameters
     ----------
@@ -21,16 +19,18 @@ class PersistentCollective:
         One for each leaf.
     like : array, or nested tuples, lists and dicts of arrays
         Its structure counts; no reference to it is kept.
+    array_of : callable
+        ``array_of(leaf)`` returns the array that a leaf is.
     """
 
-    def __init__(self, bounds: Sequence[Bound], like: Any) -> None:
-        self._bounds = list(bounds)
+    def __init__(self, bounds: Sequence[Bound], like: Any, array_of: Callable[[Any], Any]) -> None:
+        self._bounds, self._array_of = list(bounds), array_of
         self._structure = nest.numbered(like)
 
     def __call__(self, value: Any) -> Any:
         """Carry it out for a value like the one that this was made for.
 
-        Collective: every replica calls it in the same order.
+        Collective: every rank calls it in the same order.
 
         Returns
         -------
@@ -42,7 +42,7 @@ class PersistentCollective:
         ValueError
             The structure, a shape or a dtype is another one.
         CollectiveMismatchError
-            On all replicas: they called something else.
+            On all ranks: they called something else.
         """
         pairs = zip(self._bounds, self._leaves(value), strict=True)
         return nest.pack(self._structure, [bound(leaf) for bound, leaf in pairs])
@@ -50,7 +50,7 @@ class PersistentCollective:
     def start(self, value: Any) -> Handle:
         """Take its place in the order of calls; parameters and errors as for a call.
 
-        Collective: every replica starts, or calls, its collectives in the same order.  The arrays must not change
+        Collective: every rank starts, or calls, its collectives in the same order.  The arrays must not change
         before the handle's ``wait()`` has returned the results.
         """
         pairs = zip(self._bounds, self._leaves(value), strict=True)
@@ -65,4 +65,4 @@ class PersistentCollective:
                 f"this collective was bound to arrays as {self._structure}, got {numbered} (numbers stand for arrays); "
                 "bind another one"
             )
-        return [plain(component(leaf)) for leaf in leaves]
+        return [self._array_of(leaf) for leaf in leaves]
