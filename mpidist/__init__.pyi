@@ -68,13 +68,21 @@ from mpidist.variables import Variable as Variable
 from mpidist.world import init as init
 from mpidist.world import new_world as new_world
 from mpidist.world_collectives import all_gather as all_gather
+from mpidist.world_collectives import all_gather_init as all_gather_init
 from mpidist.world_collectives import all_reduce as all_reduce
+from mpidist.world_collectives import all_reduce_init as all_reduce_init
 from mpidist.world_collectives import all_to_all as all_to_all
+from mpidist.world_collectives import all_to_all_init as all_to_all_init
 from mpidist.world_collectives import broadcast as broadcast
+from mpidist.world_collectives import broadcast_init as broadcast_init
 from mpidist.world_collectives import gather as gather
+from mpidist.world_collectives import gather_init as gather_init
 from mpidist.world_collectives import receive as receive
+from mpidist.world_collectives import receive_init as receive_init
 from mpidist.world_collectives import reduce_scatter as reduce_scatter
+from mpidist.world_collectives import reduce_scatter_init as reduce_scatter_init
 from mpidist.world_collectives import send as send
+from mpidist.world_collectives import send_init as send_init
 
 CollectiveCommunication = CommunicationImplementation
 __version__: str

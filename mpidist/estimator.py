@@ -70,7 +70,7 @@ def model_to_estimator(
     TypeError, ValueError
         It is no Keras model, is not compiled or not built, or trains over ranks by itself.
     NotImplementedError
-        An optimizer other than SGD, Adam, AdamW, Adagrad and RMSprop, several outputs, or a loss that is no mean.
+        An optimizer other than SGD, Adam, AdamW, Adagrad, Ftrl and RMSprop, several outputs, or a loss that is no mean.
         When it trains: a layer that changes variables itself, such as batch normalization and dropout.
     MissingDependencyError
         Keras is not installed.

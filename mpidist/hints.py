@@ -29,13 +29,13 @@ _HINTS = {
     "summary": "use mpidist.callbacks.TensorBoard",
     "CollectiveAllReduceStrategy": "use mpidist.MultiWorkerMirroredStrategy",
     "get_loss_reduction": "gradients are summed over the replicas: divide the loss by the rows of the global batch",
-    "SGD Adam AdamW Adagrad RMSprop Dataset Callback EarlyStopping ModelCheckpoint Metric": _ELSEWHERE,
+    "SGD Adam AdamW Adagrad Ftrl RMSprop Dataset Callback EarlyStopping ModelCheckpoint Metric": _ELSEWHERE,
     "ClusterCoordinator PerWorkerValues RemoteValue": "it is in mpidist.coordinator",
     "PreemptionCheckpointHandler TerminationConfig partitioners": "it is in mpidist.experimental",
     "experimental.PreemptionWatcher": "use mpidist.experimental.PreemptionCheckpointHandler, which listens to signals",
     "experimental.rpc": "MPI carries the messages; mpidist.coordinator.ClusterCoordinator calls functions elsewhere",
     "optimizers.Lamb": "use mpidist.optimizers.LAMB",
-    "optimizers.Adadelta optimizers.Adamax optimizers.Ftrl optimizers.Lion optimizers.Nadam":
+    "optimizers.Adadelta optimizers.Adamax optimizers.Lion optimizers.Nadam":
         "make a subclass of mpidist.optimizers.Optimizer",
     "data.experimental": "use mpidist.data.AutoShardPolicy and mpidist.data.AUTOTUNE",
     "data.TFRecordDataset": "convert the files, and use mpidist.data.Dataset.from_hdf5 or from_npy",

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from mpidist.data import Dataset
 from mpidist.errors import MissingDependencyError
 from mpidist.hints import public_module
 from mpidist.packages import pip_install
@@ -15,10 +16,33 @@ except ImportError as error:
     ) from error
 
 from mpidist.frameworks.keras.distribution import distribute as _distribute
+from mpidist.frameworks.keras.inputs import DatasetInput as _DatasetInput
 
 del _keras
 
-__all__ = ["distribute"]
+__all__ = ["as_input", "distribute"]
+
+
+def as_input(dataset: Dataset) -> Any:
+    """Return a data set as an input of any Keras model, for `fit`, `evaluate`, `predict` and validation.  Local.
+
+    A distributed model takes the data set itself too.  A strategy of one rank leaves a model as Keras made it, which
+    does not know data sets of mpidist: a script for any number of ranks calls this.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Batched by the global batch; its elements are inputs, or tuples of inputs, labels and weights.  Each pass is its
+        next epoch.  `class_weight` is not for it: give weights.
+
+    Raises
+    ------
+    TypeError
+        It is something else; a distributed data set has one replica's rows only.
+    ValueError
+        It has no batches.
+    """
+    return _DatasetInput(dataset)
 
 
 def distribute(obj: Any, strategy: Any = None) -> Any:

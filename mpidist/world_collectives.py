@@ -1,15 +1,20 @@
 """Collectives over all ranks of the job, without a strategy: `mpidist.all_reduce`, `mpidist.all_gather` and so on.
 
 They work on `world_communicator`, on one rank as on many.  Every rank of the job calls them in the same order, but for
-`send` and `receive`.  A loop that calls one every step may bind it: the communicator has them as ``..._init``.
+`send` and `receive`.  A loop that calls one every step may bind it: each has a form that ends in ``_init``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpidist import arrays
+from mpidist import arrays, nest
+from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend
+from mpidist.collectives.exchange.split_rows import SplitRows
+from mpidist.collectives.persistent import Bound
+from mpidist.collectives.persistent_all_reduce import PersistentAllReduce
+from mpidist.collectives.persistent_collective import PersistentCollective
 from mpidist.collectives.reductions.adjustment import Adjustment
 from mpidist.collectives.structures import of_leaves
 from mpidist.options import ReduceOp
@@ -200,6 +205,106 @@ def receive(source: int, like: Any = None, *, timeout_seconds: float | None = No
         As for `send`.
     """
     return world_communicator().receive(source, _array_or_none(like), timeout_seconds)
+
+
+# -- bound to the ranks of the world in force, and to shapes and dtypes ------------------------------------------------
+
+
+def all_reduce_init(
+    like: Any,
+    op: ReduceOp | str = "sum",
+    *,
+    prescale: float | None = None,
+    postscale: float | None = None,
+    none_as_zeros: bool = False,
+    timeout_seconds: float | None = None,
+) -> PersistentAllReduce:
+    """Bind an `all_reduce` to the shapes and dtypes of a value, to be called, or started, with values like it.
+
+    Collective: every rank calls it in the same order; nothing is reduced.
+
+    Parameters
+    ----------
+    like : array or number, or nested tuples, lists and dicts of them
+        No reference to it is kept.
+    op, prescale, postscale, timeout_seconds
+        As for `all_reduce`, for all calls.
+    none_as_zeros : bool
+        Whether an array may be None in a call.
+
+    Raises
+    ------
+    UnsupportedDtypeError, ValueError, TypeError
+        What cannot be reduced so; before any communication.
+    """
+    communicator, verb = launched_communicator(), ReduceOp.parse(op).verb
+    adjustment = Adjustment(prescale, postscale, none_as_zeros)
+
+    def bind(examples: list[Any]) -> Bound | None:
+        return communicator.engine().bind(examples, verb, timeout_seconds, adjustment) if examples else None
+
+    def reduce(given: list[Any]) -> list[Any]:
+        return communicator.all_reduce_list(given, verb, timeout_seconds=timeout_seconds)
+
+    return PersistentAllReduce(bind, reduce, like, _array, adjustment, verb)
+
+
+def all_gather_init(like: Any, axis: int = 0, *, timeout_seconds: float | None = None) -> PersistentCollective:
+    """Return the `all_gather` of values like this one, of any length of `axis`.  Local."""
+    ranks = world_communicator()
+    return _bound(like, lambda leaf: ranks.all_gather_init(leaf, axis), timeout_seconds)
+
+
+def gather_init(
+    like: Any, root: int = 0, axis: int = 0, *, timeout_seconds: float | None = None
+) -> PersistentCollective:
+    """Return the `gather` of values like this one, of any length of `axis`.  Local."""
+    ranks = world_communicator()
+    return _bound(like, lambda leaf: ranks.gather_init(leaf, root, axis), timeout_seconds)
+
+
+def reduce_scatter_init(
+    like: Any, op: ReduceOp | str = "sum", *, timeout_seconds: float | None = None
+) -> PersistentCollective:
+    """Return the `reduce_scatter` of values like this one.  Local."""
+    ranks, verb = world_communicator(), ReduceOp.parse(op).verb
+    return _bound(like, lambda leaf: ranks.reduce_scatter_init(leaf, verb), timeout_seconds)
+
+
+def broadcast_init(like: Any, root: int = 0, *, timeout_seconds: float | None = None) -> PersistentCollective:
+    """Return the `broadcast` of values like this one.  Local."""
+    ranks = world_communicator()
+    return _bound(like, lambda leaf: ranks.broadcast_init(leaf, root), timeout_seconds)
+
+
+def all_to_all_init(
+    like: Any, splits: Sequence[int] | None = None, *, timeout_seconds: float | None = None
+) -> Bound | SplitRows:
+    """Return the `all_to_all` of arrays like this one, of any number of rows.  Local.
+
+    It is called, or started, with an array, or with an array and its splits as a tuple; `splits` are for calls that
+    give none.
+    """
+    bound = world_communicator().all_to_all_init(_array(like), splits)
+    bound.timeout_seconds = timeout_seconds
+    return bound
+
+
+def send_init(like: Any, to: int) -> BoundSend:
+    """Return the `send` of arrays like this one: its ``start`` sends, and returns what is waited for.  Local."""
+    return world_communicator().send_init(_array(like), to)
+
+
+def receive_init(like: Any, source: int) -> BoundReceive:
+    """Return the `receive` of arrays like this one, which may be started before they are sent.  Local."""
+    return world_communicator().receive_init(_array(like), source)
+
+
+def _bound(like: Any, bind: Callable[[Any], Bound], timeout_seconds: float | None) -> PersistentCollective:
+    bounds = [bind(_array(leaf)) for leaf in nest.flatten(like)]
+    for bound in bounds:
+        bound.timeout_seconds = timeout_seconds
+    return PersistentCollective(bounds, like, _array)
 
 
 def _array(value: Any) -> Any:

@@ -16,6 +16,7 @@ from mpidist.collectives.engine import Engine
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.array_collectives import ArrayCollectives
 from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend, PointToPoint
+from mpidist.collectives.exchange.split_rows import SplitRows
 from mpidist.collectives.header import Header
 from mpidist.collectives.observer import NOBODY, Observer
 from mpidist.collectives.persistent import Bound, Once, Started
@@ -516,12 +517,14 @@ class Communicator:
         """Return the `broadcast_copy` of arrays like this one.  Local."""
         return self._arrays.bind_broadcast(like, root)
 
-    def all_to_all_init(self, like: Any) -> Bound:
+    def all_to_all_init(self, like: Any, splits: Sequence[int] | None = None) -> Bound | SplitRows:
         """Return the `all_to_all` of arrays like this one, of any number of rows.  Local.
 
-        It is called, or started, with an array, or with an array and its splits as a tuple.
+        It is called, or started, with an array, or with an array and its splits as a tuple; `splits` are for calls that
+        give none.
         """
-        return self._arrays.bind_all_to_all(like)
+        bound = self._arrays.bind_all_to_all(like)
+        return bound if splits is None else SplitRows(bound, splits, self.size)
 
     def send_init(self, like: Any, to: int) -> BoundSend:
         """Return the `send` of arrays like this one.  Local."""

@@ -399,7 +399,15 @@ class Dataset:
         return int(length)
 
     def __iter__(self) -> Iterator[Any]:
-        elements = (item() for item in self._stage.items(next(self._epochs)))
+        return self._pass_of(self._next_epoch())
+
+    def _next_epoch(self) -> int:
+        """Return the number of the epoch that an iterator made now would be, which no other one will be."""
+        return next(self._epochs)
+
+    def _pass_of(self, epoch: int) -> Iterator[Any]:
+        """Return an iterator over the elements of an epoch, given by its number."""
+        elements = (item() for item in self._stage.items(epoch))
         return prefetched(elements, self._ahead)
 
     def as_numpy_iterator(self) -> Iterator[Any]:

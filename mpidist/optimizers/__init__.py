@@ -9,6 +9,7 @@ from mpidist.optimizers import schedules
 from mpidist.optimizers.adagrad import Adagrad
 from mpidist.optimizers.adam import Adam, AdamW
 from mpidist.optimizers.base import Optimizer
+from mpidist.optimizers.ftrl import Ftrl
 from mpidist.optimizers.layerwise import LAMB, LARS
 from mpidist.optimizers.loss_scale import LossScaleOptimizer
 from mpidist.optimizers.rmsprop import RMSprop
@@ -21,6 +22,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Ftrl",
     "LossScaleOptimizer",
     "Optimizer",
     "RMSprop",

@@ -17,16 +17,15 @@ import numpy
 from mpidist import context
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.engine import Repeat, no_repeat
-from mpidist.collectives.reductions.adjustment import Adjustment
 from mpidist.collectives.structures import like_given, of_leaves
 from mpidist.context import T
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies import distribution, reduction
+from mpidist.strategies.bound_collectives import BoundCollectives
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.input_methods import InputMethods
 from mpidist.strategies.keras_hook import keras_hook
 from mpidist.strategies.mirrored_extended import MirroredExtended
-from mpidist.strategies.persistent_all_reduce import PersistentAllReduce, persistent_all_reduce
 from mpidist.strategies.replica_collectives import ReplicaCollectives, broadcast_value
 from mpidist.variables.components import component, dense_component
 
@@ -54,7 +53,7 @@ class RunOptions:
     experimental_xla_options: Any = None
 
 
-class Strategy(InputMethods):
+class Strategy(InputMethods, BoundCollectives):
     """How training is spread over replicas; each replica is one rank on one device.
 
     A rank's plain value is its component of a distributed value: `run` returns what the function returned on this rank,
@@ -282,6 +281,10 @@ class Strategy(InputMethods):
         context.require_cross_replica(self)
         self.extended.collectives.barrier(timeout_seconds=self.extended.timeout_seconds(None))
 
+    def _here(self) -> StrategyExtended:
+        context.require_cross_replica(self)
+        return self.extended
+
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return this rank's components of a value: ``(value,)``, as a rank is one replica.  Local."""
         return (value,)
@@ -396,55 +399,6 @@ class ReplicaContext(ReplicaCollectives):
         if type(value) is list and set(map(type, value)) == _ARRAYS:
             return extended.reduce_arrays(reduce_op, value, options)
         return of_leaves(value, component, lambda arrays: extended.reduce_arrays(reduce_op, arrays, options))
-
-    def all_reduce_init(
-        self,
-        reduce_op: ReduceOp | str,
-        like: Any,
-        options: CommunicationOptions | None = None,
-        *,
-        prescale: float | None = None,
-        postscale: float | None = None,
-        none_as_zeros: bool = False,
-    ) -> PersistentAllReduce:
-        """Bind an all-reduce to the shapes and dtypes of a value, for tight loops.
-
-        What `all_reduce` finds out at each call is settled once.  The result is called with values, or started and
-        waited for.  Where the strategy reduces in a way of its own (a `CrossDeviceOps` or an `extended` of the user's),
-        every value goes that way.
-
-        Collective: every replica calls it in the same order, with the same structure, shapes and dtypes.
-
-        Parameters
-        ----------
-        reduce_op : ReduceOp or str
-            SUM, MEAN, MIN, MAX or PRODUCT, also by name in any case.
-        like : array, or nested tuples, lists and dicts of arrays
-            No reference to it is kept.
-        options : CommunicationOptions, optional
-            Fields that are set win over the strategy's.
-        prescale, postscale : float, optional
-            What values are multiplied by before they are reduced, and what results are multiplied by.
-        none_as_zeros : bool
-            Whether an array may be None in a call: it counts as zeros then, in a sum or a mean.  One that is None on
-            all replicas is None in the result.
-
-        Raises
-        ------
-        RuntimeError
-            Outside of this replica: in `Strategy.scope` or in a `merge_call`.
-        TypeError
-            An IndexedSlices: its rows differ from step to step.
-        ValueError
-            A factor that is 0 or not finite; `none_as_zeros` with another operation than SUM and MEAN.
-        UnsupportedDtypeError
-            A factor for arrays of whole numbers, or an operation that the dtype does not have.
-        """
-        context.require_replica(self)
-        if type(reduce_op) is not ReduceOp:
-            reduce_op = ReduceOp.parse(reduce_op)
-        adjustment = Adjustment(prescale, postscale, none_as_zeros)
-        return persistent_all_reduce(self.strategy.extended, reduce_op, like, options, adjustment)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Return the values of all replicas joined along `axis`, in replica order; a nested structure leaf by leaf.

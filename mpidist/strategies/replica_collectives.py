@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mpidist import context, nest
+from mpidist import context
 from mpidist.arrays import plain
-from mpidist.collectives.handle import Handle, together
-from mpidist.collectives.persistent import Bound
+from mpidist.collectives.persistent_collective import PersistentCollective
 from mpidist.collectives.structures import of_leaves
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.variables.components import component, dense_component
+from mpidist.strategies.bound_collectives import BoundCollectives
+from mpidist.variables.components import dense_component
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
     from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend
 
 
-class ReplicaCollectives:
+class ReplicaCollectives(BoundCollectives):
     """Collectives over the replicas of a strategy, for the code inside `Strategy.run`.
 
     Values are this replica's; results are new arrays, the caller's own.  Options that are set win over the strategy's.
@@ -35,9 +35,12 @@ class ReplicaCollectives:
 
     strategy: Any
 
-    def _ranks(self) -> Communicator:
+    def _here(self) -> Any:
         context.require_replica(self)
-        found: Communicator = self.strategy.extended.collectives
+        return self.strategy.extended
+
+    def _ranks(self) -> Communicator:
+        found: Communicator = self._here().collectives
         return found
 
     def _timeout(self, options: CommunicationOptions | None) -> float | None:
@@ -166,42 +169,12 @@ class ReplicaCollectives:
 
     # -- bound ----------------------------------------------------------------------------------------------------
 
-    def broadcast_init(
-        self, like: Any, root: int = 0, options: CommunicationOptions | None = None
-    ) -> PersistentCollective:
-        """Return the `broadcast` of values like this one.  Local."""
-        ranks = self._ranks()
-        return self._bound(like, "broadcast", lambda leaf: ranks.broadcast_init(leaf, root), options)
-
-    def all_gather_init(
-        self, like: Any, axis: int, options: CommunicationOptions | None = None
-    ) -> PersistentCollective:
-        """Return the `all_gather` of values like this one, of any length of `axis`.  Local."""
-        ranks = self._ranks()
-        return self._bound(like, "all_gather", lambda leaf: ranks.all_gather_init(leaf, axis), options)
-
     def gather_init(
         self, like: Any, root: int = 0, axis: int = 0, options: CommunicationOptions | None = None
     ) -> PersistentCollective:
         """Return the `gather` of values like this one, of any length of `axis`.  Local."""
         ranks = self._ranks()
         return self._bound(like, "gather", lambda leaf: ranks.gather_init(leaf, root, axis), options)
-
-    def reduce_scatter_init(
-        self, reduce_op: ReduceOp | str, like: Any, options: CommunicationOptions | None = None
-    ) -> PersistentCollective:
-        """Return the `reduce_scatter` of values like this one.  Local."""
-        ranks, op = self._ranks(), ReduceOp.parse(reduce_op).verb
-        return self._bound(like, "reduce_scatter", lambda leaf: ranks.reduce_scatter_init(leaf, op), options)
-
-    def all_to_all_init(self, like: Any, options: CommunicationOptions | None = None) -> Any:
-        """Return the `all_to_all` of arrays like this one, of any number of rows.  Local.
-
-        It is called, or started, with an array, or with an array and its splits as a tuple.
-        """
-        bound = self._ranks().all_to_all_init(dense_component(like, "all_to_all"))
-        bound.timeout_seconds = self._timeout(options)
-        return bound
 
     def send_init(self, like: Any, to: int) -> BoundSend:
         """Return the `send` of arrays like this one: its ``start`` sends, and returns what is waited for.  Local."""
@@ -214,14 +187,6 @@ class ReplicaCollectives:
     def _by_leaf(self, value: Any, verb: str, fn: Callable[[Any], Any]) -> Any:
         return of_leaves(value, lambda leaf: plain(dense_component(leaf, verb)), lambda arrays: [*map(fn, arrays)])
 
-    def _bound(
-        self, like: Any, verb: str, bind: Callable[[Any], Any], options: CommunicationOptions | None
-    ) -> PersistentCollective:
-        bounds = [bind(plain(dense_component(leaf, verb))) for leaf in nest.flatten(like)]
-        for bound in bounds:
-            bound.timeout_seconds = self._timeout(options)
-        return PersistentCollective(bounds, like)
-
 
 def broadcast_value(extended: Any, value: Any, root: int, options: CommunicationOptions | None) -> Any:
     """Return the value of replica `root` of a strategy, leaf by leaf.  Collective."""
@@ -231,59 +196,3 @@ def broadcast_value(extended: Any, value: Any, root: int, options: Communication
         return [ranks.broadcast_copy(array, root, seconds) for array in arrays]
 
     return of_leaves(value, lambda leaf: plain(dense_component(leaf, "broadcast")), collective)
-
-
-class PersistentCollective:
-    """A collective over all replicas for values of one structure, leaf by leaf.
-
-    Parameters
-    ----------
-    bounds : sequence of Bound
-        One for each leaf.
-    like : array, or nested tuples, lists and dicts of arrays
-        Its structure counts; no reference to it is kept.
-    """
-
-    def __init__(self, bounds: Sequence[Bound], like: Any) -> None:
-        self._bounds = list(bounds)
-        self._structure = nest.numbered(like)
-
-    def __call__(self, value: Any) -> Any:
-        """Carry it out for a value like the one that this was made for.
-
-        Collective: every replica calls it in the same order.
-
-        Returns
-        -------
-        array or nested structure
-            As `value`, with new arrays that are the caller's.
-
-        Raises
-        ------
-        ValueError
-            The structure, a shape or a dtype is another one.
-        CollectiveMismatchError
-            On all replicas: they called something else.
-        """
-        pairs = zip(self._bounds, self._leaves(value), strict=True)
-        return nest.pack(self._structure, [bound(leaf) for bound, leaf in pairs])
-
-    def start(self, value: Any) -> Handle:
-        """Take its place in the order of calls; parameters and errors as for a call.
-
-        Collective: every replica starts, or calls, its collectives in the same order.  The arrays must not change
-        before the handle's ``wait()`` has returned the results.
-        """
-        pairs = zip(self._bounds, self._leaves(value), strict=True)
-        started = together([bound.start(leaf) for bound, leaf in pairs])
-        return started.then(lambda results: nest.pack(self._structure, results))
-
-    def _leaves(self, value: Any) -> list[Any]:
-        leaves = nest.flatten(value)
-        numbered = nest.numbered(value)
-        if numbered != self._structure:
-            raise ValueError(
-                f"this collective was bound to arrays as {self._structure}, got {numbered} (numbers stand for arrays); "
-                "bind another one"
-            )
-        return [plain(component(leaf)) for leaf in leaves]

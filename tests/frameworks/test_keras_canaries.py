@@ -98,6 +98,40 @@ def test_layers_of_layers_are_found():
     assert sum(each is not None for each in found) == 1
 
 
+def test_a_model_is_built_without_values():
+    """Else a model's first call would compute with weights that are not those of rank 0."""
+    from keras.src.backend import compute_output_spec
+
+    model = deferred()
+    found = compute_output_spec(model.__call__, keras.KerasTensor((5, 3)))
+    assert tuple(found.shape) == (5, 1) and isinstance(found, keras.KerasTensor) and model.built
+
+
+def test_a_stateless_scope_is_seen():
+    """Else the call of a model that is traced gives rank 0's weights to all."""
+    from keras.src.backend import in_stateless_scope
+
+    assert not in_stateless_scope()
+    with keras.StatelessScope():
+        assert in_stateless_scope()
+    assert not in_stateless_scope()
+
+
+def test_results_are_listed_in_the_order_of_metrics():
+    """Else `evaluate` gives a list in another order."""
+    model = stock(sequential, compiled())
+    model.evaluate(X, Y, verbose=0)
+    assert model._flatten_metrics_in_order({"mse": 3.0, "loss": 1.0, "mae": 2.0}) == [1.0, 2.0, 3.0]
+
+
+def test_a_layer_has_its_statistics_in_a_list():
+    """Else changes of Keras' own layers are refused as of unknown meaning."""
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 3))
+    assert [each.name for each in layer._non_trainable_variables] == ["moving_mean", "moving_variance"]
+    assert [each.name for each in layer._trainable_variables] == ["gamma", "beta"]
+
+
 def test_seeds_have_a_name():
     """Else dropout is the same on all replicas."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])

@@ -96,6 +96,9 @@ OPTIMIZERS = {
     "Adam": lambda: keras.optimizers.Adam(0.01, beta_1=0.8),
     "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
     "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "Ftrl": lambda: keras.optimizers.Ftrl(
+        0.1, -0.7, 0.2, 0.01, l2_regularization_strength=0.02, l2_shrinkage_regularization_strength=0.03, beta=0.4
+    ),
     "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
     "SGD with a schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
     "SGD that clips": lambda: keras.optimizers.SGD(0.1, nesterov=True, momentum=0.5, global_clipnorm=0.3),

@@ -14,6 +14,7 @@ if importlib.util.find_spec("keras") is None:
 import keras
 
 import mpidist
+import mpidist.keras
 from mpidist.errors import CollectiveMismatchError
 from tests.frameworks.keras_models import (
     BACKEND,
@@ -34,6 +35,7 @@ from tests.frameworks.keras_models import (
     pair,
     rank,
     ranks,
+    stock,
 )
 
 pytestmark = pytest.mark.mpi
@@ -84,6 +86,81 @@ def test_what_gives_batches(make):
     assert_same(one, many)
     numpy.testing.assert_allclose(found[1], expected[1], **BOUNDS)
     numpy.testing.assert_allclose(found[2], expected[2], **BOUNDS)
+
+
+def rows_of_a_data_set(labels=Y):
+    return mpidist.data.Dataset.from_arrays((X.astype("float64"), labels.astype("float64"))).batch(14)
+
+
+def stream():
+    batched = rows_of_a_data_set()
+    return mpidist.data.Dataset.from_generator(lambda: iter(batched.unbatch())).batch(14)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras says so at the end of every stream
+@pytest.mark.parametrize("make", [rows_of_a_data_set, stream, lambda: rows_of_a_data_set().shuffle(9, seed=4)])
+def test_a_data_set_is_its_batches(make):
+    """With Keras alone, every epoch is an epoch of the data set; N ranks, which are given the data set itself, too."""
+
+    def train(model, given):
+        history = model.fit(given(make()), epochs=3, validation_data=given(make()), verbose=0)
+        return history, model.evaluate(given(make()), verbose=0), model.predict(given(make()), verbose=0)
+
+    by_hand, alone = stock(functional, compiled()), stock(functional, compiled())
+    epochs, found = make(), train(alone, mpidist.keras.as_input)
+    for _ in range(3):
+        for x, y in [*epochs]:
+            by_hand.train_on_batch(x, y)
+    assert_same(by_hand, alone)
+    many = distributed(functional, compiled())
+    given = (lambda dataset: dataset) if mpidist.size() > 1 else mpidist.keras.as_input
+    history, results, predicted = train(many, given)
+    assert_histories(found[0], history)
+    assert_same(alone, many)
+    numpy.testing.assert_allclose(results, found[1], **BOUNDS)
+    numpy.testing.assert_allclose(predicted, found[2], **BOUNDS)
+
+
+def test_steps_of_a_data_set_that_repeats():
+    def train(model):
+        given = mpidist.keras.as_input(rows_of_a_data_set().repeat())
+        return model.fit(given, epochs=2, steps_per_epoch=5, verbose=0)
+
+    (one, expected), (many, found) = pair(functional, compiled())(train)
+    assert_histories(expected, found)
+    assert_same(one, many)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("given", "settings", "error", "message"), [
+    (lambda: rows_of_a_data_set().unbatch(), {}, ValueError, r"has no batches; call batch\(n\)"),
+    (lambda: rows_of_a_data_set().repeat(), {}, ValueError, "repeats forever; give steps_per_epoch"),
+    (rows_of_a_data_set, {"class_weight": {0: 2.0}}, ValueError, "class_weight is for arrays"),
+    (rows_of_a_data_set, {"y": Y}, ValueError, "y and sample_weight are given with arrays only"),
+    (rows_of_a_data_set, {"validation_split": 0.5}, ValueError, "validation_split is for arrays"),
+])  # fmt: skip
+def test_data_sets_that_are_refused(given, settings, error, message):
+    model = distributed(functional, compiled())
+    with pytest.raises(error, match=message):
+        model.fit(given(), verbose=0, **settings)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("made", [lambda dataset: dataset, iter])
+def test_a_distributed_data_set_is_refused(made):
+    model = distributed(functional, compiled())
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    parts = made(strategy.experimental_distribute_dataset(rows_of_a_data_set()))
+    for call in (model.fit, model.evaluate, model.predict, mpidist.keras.as_input):
+        with pytest.raises(TypeError, match=r"gives one replica's rows.*give it the mpidist.data.Dataset"):
+            call(parts)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_data_sets_that_differ():
+    model = distributed(functional, compiled())
+    with pytest.raises(CollectiveMismatchError, match="checksum of array 1 .every rank is given whole batches"):
+        model.fit(rows_of_a_data_set(Y + rank()), verbose=0)
 
 
 def test_steps_of_a_generator():

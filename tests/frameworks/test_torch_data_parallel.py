@@ -8,6 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: E402
+from torch.distributed.algorithms.join import Join  # noqa: E402
+from torch.nn.parallel.distributed import _MixedPrecision as MixedPrecision  # noqa: E402
+
 import mpidist.torch  # noqa: E402
 from mpidist.errors import CollectiveMismatchError  # noqa: E402
 from tests.frameworks.torch_models import (  # noqa: E402
@@ -198,6 +202,75 @@ def test_modules_that_differ_between_ranks(kind, named):
     with pytest.raises(CollectiveMismatchError, match=f"rank 1(.|\n)*{named}|{named}(.|\n)*rank 1"):
         mpidist.torch.DistributedDataParallel(bare)
     world().barrier()
+
+
+def reduced(values, **settings):
+    """Return the mean of gradients that are these values on every rank, of a model with such settings."""
+    hook = settings.pop("hook", None)
+    model = mpidist.torch.DistributedDataParallel(torch.nn.Linear(len(values), 1, bias=False), **settings)
+    if hook is not None:
+        model.register_comm_hook(None, hook)
+    model(torch.tensor([values])).sum().backward()
+    return model.module.weight.grad[0].tolist()
+
+
+#: The second has more bits than float16, the third more than bfloat16.
+EXACT = [1.0, 1 + 2.0**-12, 1 + 2.0**-9]
+SHORT = {
+    "none": (EXACT, {}),
+    "allreduce_hook": (EXACT, {"hook": default_hooks.allreduce_hook}),
+    "comm_hook": (EXACT, {"hook": mpidist.torch.comm_hook}),
+    "fp16_compress_hook": ([1.0, 1.0, 1 + 2.0**-9], {"hook": default_hooks.fp16_compress_hook}),
+    "bf16_compress_hook": ([1.0, 1.0, 1.0], {"hook": default_hooks.bf16_compress_hook}),
+    "Float16": ([1.0, 1.0, 1 + 2.0**-9], {"compression": mpidist.compression.Float16()}),
+    "float16": ([1.0, 1.0, 1 + 2.0**-9], {"mixed_precision": MixedPrecision(reduce_dtype=torch.float16)}),
+    "bfloat16": ([1.0, 1.0, 1.0], {"mixed_precision": MixedPrecision(reduce_dtype=torch.bfloat16)}),
+    "nothing": (EXACT, {"mixed_precision": MixedPrecision()}),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", SHORT)
+def test_gradients_travel_in_the_dtype_that_is_asked_for(name):
+    expected, settings = SHORT[name]
+    assert reduced(EXACT, **settings) == expected
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_hook_on_one_rank_only():
+    hook = default_hooks.fp16_compress_hook if world().rank == 1 else default_hooks.allreduce_hook
+    with pytest.raises(CollectiveMismatchError, match="rank 1"):
+        reduced(EXACT, hook=hook)
+    world().barrier()
+
+
+def test_hooks_and_settings_that_are_refused():
+    model = mpidist.torch.DistributedDataParallel(tanh_model())
+    with pytest.raises(NotImplementedError, match="hook mine would be called with buckets.*fp16_compress_hook"):
+        model.register_comm_hook(None, lambda_named("mine"))
+    with pytest.raises(ValueError, match="register the hook with None"):
+        model.register_comm_hook(object(), default_hooks.allreduce_hook)
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
+    with pytest.raises(RuntimeError, match="can only be called once"):
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    for given in ({"param_dtype": torch.float16}, {"buffer_dtype": torch.float16}, {"reduce_dtype": torch.float64}):
+        with pytest.raises(NotImplementedError, match=r"Compute inside of torch.autocast, and give reduce_dtype alone"):
+            mpidist.torch.DistributedDataParallel(tanh_model(), mixed_precision=MixedPrecision(**given))
+    both = {"mixed_precision": MixedPrecision(), "compression": mpidist.compression.Float16()}
+    with pytest.raises(ValueError, match="give one of them"):
+        mpidist.torch.DistributedDataParallel(tanh_model(), **both)
+    with pytest.raises(
+        NotImplementedError, match=r"write `with model.join\(\):` in place of `with Join\(\[model\]\):`"
+    ):
+        Join([model])
+
+
+def lambda_named(name):
+    def hook(state, bucket):
+        raise AssertionError
+
+    hook.__name__ = name
+    return hook
 
 
 def test_what_is_refused():

@@ -666,46 +666,6 @@ def test_a_loader_of_another_length_on_one_rank():
     world().barrier()
 
 
-def test_the_private_names_of_pytorch_are_what_they_were():
-    """A function that is queued in a pass is called at its end, and each pass has a number of its own."""
-    found, numbers = [], []
-    weight = torch.nn.Parameter(torch.ones(2))
-
-    def accumulated(parameter):
-        numbers.append(torch._C._current_graph_task_id())
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: found.append(parameter.grad.tolist()))
-
-    weight.register_post_accumulate_grad_hook(accumulated)
-    for turn in (1, 2):
-        (weight * 2).sum().backward()
-        assert found == [[2.0, 2.0], [4.0, 4.0]][:turn]
-    assert len({*numbers}) == 2 and torch._C._current_graph_task_id() == -1
-
-
-def test_what_pytorch_says_of_a_pass_inside_a_pass():
-    """At its end there is a node, that of the outer pass; functions of the nodes behind it run in the outer pass."""
-    from torch.utils.checkpoint import checkpoint
-
-    found, nodes = [], []
-    weight, x = torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True)
-
-    def over():
-        node = torch._C._current_autograd_node()
-        nodes.append(node)
-        if node is not None:
-            node.next_functions[0][0].register_prehook(lambda *_: found.append(torch._C._current_graph_task_id()))
-
-    def accumulated(parameter):
-        found.append(torch._C._current_graph_task_id())
-        torch.autograd.Variable._execution_engine.queue_callback(over)
-
-    weight.register_post_accumulate_grad_hook(accumulated)
-    (checkpoint(lambda x: x * weight, x, use_reentrant=True) * 2).sum().backward()
-    assert len(nodes) == 1 and nodes[0] is not None and found[1] == found[0] - 1
-    (x.detach() * weight).sum().backward()
-    assert len(nodes) == 2 and nodes[1] is None
-
-
 def test_what_is_no_optimizer():
     model = tanh_model()
     with pytest.raises(TypeError, match=r"takes a torch.optim.Optimizer, got a Sequential"):

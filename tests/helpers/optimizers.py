@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, LossScaleOptimizer, RMSprop, schedules
+from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, Ftrl, LossScaleOptimizer, RMSprop, schedules
 
 OPTIMIZERS = {
     "sgd": lambda: SGD(0.1),
@@ -11,6 +11,7 @@ OPTIMIZERS = {
     "adam": lambda: Adam(0.01),
     "adamw": lambda: AdamW(0.01, weight_decay=0.01),
     "adagrad": lambda: Adagrad(0.1),
+    "ftrl": lambda: Ftrl(0.1, l1_regularization_strength=0.001, l2_shrinkage_regularization_strength=0.01),
     "rmsprop": lambda: RMSprop(0.01, momentum=0.5),
     "centered": lambda: RMSprop(0.01, centered=True),
     "lars": lambda: LARS(0.5, trust_coefficient=0.1),

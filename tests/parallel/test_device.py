@@ -108,7 +108,7 @@ def _trained(make, rows, targets, start, strategy=None, steps=4):
 
 
 @pytest.mark.parametrize("options", [{}, {"global_clipnorm": 0.5}, {"skip_nonfinite": True}], ids=str)
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "LAMB", "LARS"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Ftrl", "LAMB", "LARS"])
 def test_ranks_that_train_on_devices_equal_one_process_on_the_host(name, options):
     def make():
         return getattr(mpidist.optimizers, name)(0.05, **options)

@@ -17,7 +17,7 @@ import pytest
 
 import mpidist
 from mpidist.collectives.reductions import update
-from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, LossScaleOptimizer, RMSprop, schedules
+from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, Ftrl, LossScaleOptimizer, RMSprop, schedules
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore:OneDeviceStrategy reduces nothing")]
@@ -31,6 +31,7 @@ OPTIMIZERS = {
     "adam": lambda: Adam(0.002),
     "adamw": lambda: AdamW(0.002, weight_decay=0.01),
     "adagrad": lambda: Adagrad(0.02),
+    "ftrl": lambda: Ftrl(0.02, initial_accumulator_value=0.5),
     "rmsprop": lambda: RMSprop(0.002, momentum=0.5),
     "centered": lambda: RMSprop(0.002, centered=True),
     "lars": lambda: LARS(0.5, trust_coefficient=0.05),

@@ -21,7 +21,12 @@ PLACES = {
         "frameworks/jax/gradients.py",
         "frameworks/autograd.py",
     },
-    "all_reduce_init": {"collectives/communicator.py", "strategies/base.py", "compression/replicas.py"},
+    "all_reduce_init": {
+        "collectives/communicator.py",
+        "strategies/bound_collectives.py",  # the replica context and the strategy
+        "world_collectives.py",
+        "compression/replicas.py",
+    },
     "all_gather": {
         "collectives/communicator.py",
         "strategies/base.py",
@@ -30,7 +35,11 @@ PLACES = {
         "frameworks/jax/gradients.py",
         "frameworks/autograd.py",
     },
-    "all_gather_init": {"collectives/communicator.py", "strategies/replica_collectives.py"},
+    "all_gather_init": {
+        "collectives/communicator.py",
+        "strategies/bound_collectives.py",
+        "world_collectives.py",
+    },
     "broadcast": {
         "collectives/communicator.py",
         "strategies/base.py",  # the strategy
@@ -39,7 +48,11 @@ PLACES = {
         "cross_device_ops.py",  # TensorFlow's, which users override
         "frameworks/torch/horovod_names.py",
     },
-    "broadcast_init": {"collectives/communicator.py", "strategies/replica_collectives.py"},
+    "broadcast_init": {
+        "collectives/communicator.py",
+        "strategies/bound_collectives.py",
+        "world_collectives.py",
+    },
 }
 
 

@@ -41,7 +41,7 @@ EVERYDAY = set(
     name neighbour nest network no norm not
     object of on once open option order origin out outcome output own owner
     package packed page pair pretended parallel parameter parser part path per pickle piped pipeline
-    placement plain planned
+    placement plain planned private
     plausibility plot point probe process progress proof protocol
     quantity question
     random range read reader reading record recording reduction remote reordered reporting request resolution restore
@@ -65,7 +65,7 @@ GIVEN = set(
     coordinator cosine cross csv
     cuda dataset decay distribute distributed distribution doubling dynamic
     early estimator eval evaluate experimental exponential extended
-    feature filter float
+    feature filter float ftrl
     handler hdf hierarchical history horovod
     indexed inverse iterator
     jax

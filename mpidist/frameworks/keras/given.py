@@ -10,8 +10,10 @@ import numpy
 
 from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.keras import facts
-from mpidist.frameworks.keras.inputs import ArrayBatches, KerasBatches, PartAdapter, rows_of
+from mpidist.frameworks.keras.inputs import ArrayBatches, DatasetInput, KerasBatches, PartAdapter, rows_of
 from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.input.dataset import Dataset
+from mpidist.input.distributed import DistributedDataset, DistributedIterator
 
 #: Rows of a global batch of arrays, as in Keras.
 _BATCH_SIZE = 32
@@ -52,6 +54,10 @@ def adapter_of(
         return x
     if not are_arrays(arrays):
         _require_nothing_beside(x, y, sample_weight)
+        if isinstance(x, (Dataset, DistributedDataset, DistributedIterator)):
+            x = DatasetInput(x)
+        if isinstance(x, DatasetInput):
+            _require_fit(x, steps, class_weight)
         batches = KerasBatches(replica, x, shuffle, class_weight)
         replica.compare(f"Keras {what}", [fact("batches in an epoch", batches.num_batches), fact("steps", steps)])
         return PartAdapter(replica, batches)
@@ -123,6 +129,14 @@ def _require_nothing_beside(x: Any, y: Any, sample_weight: Any) -> None:
             f"y and sample_weight are given with arrays only; a {type(x).__module__}.{type(x).__name__} gives batches "
             "(inputs, labels, weights) of its own"
         )
+
+
+def _require_fit(x: DatasetInput, steps: int | None, class_weight: Any) -> None:
+    """Raise ValueError where Keras would go on forever, or leave something out without a word."""
+    if x.is_endless and steps is None:
+        raise ValueError("the data set repeats forever; give steps_per_epoch, validation_steps or steps")
+    if class_weight is not None:
+        raise ValueError("class_weight is for arrays; give a data set of (inputs, labels, weights) in its place")
 
 
 def _weights_of_classes(y: Any, sample_weight: Any, class_weight: Any) -> numpy.ndarray:

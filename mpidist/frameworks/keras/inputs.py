@@ -20,9 +20,12 @@ import numpy
 from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
+from mpidist.arrays import as_host
 from mpidist.frameworks.keras import facts
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
+from mpidist.input.dataset import Dataset
+from mpidist.input.distributed import DistributedDataset, DistributedIterator
 
 
 class _GlobalBatches(Protocol):
@@ -42,7 +45,41 @@ class _GlobalBatches(Protocol):
         """An epoch is over."""
 
 
-class PartAdapter(DataAdapter):
+class InputAdapter(DataAdapter):
+    """An input of Keras that is not Keras' own: what `_iterate` yields, with every backend."""
+
+    def _iterate(self, iterator_name: str) -> Iterator[Any]:
+        """Yield the batches of an epoch as the iterator of this name gives them."""
+        raise NotImplementedError(type(self).__name__)
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        return self._iterate("get_numpy_iterator")
+
+    def get_jax_iterator(self, **options: Any) -> Iterator[Any]:
+        if options.get("super_batch"):
+            raise NotImplementedError(
+                f"Keras {keras.__version__} stacks batches for steps_per_execution, which mpidist cannot take apart "
+                "yet; compile the model with steps_per_execution=1"
+            )
+        return self._iterate("get_jax_iterator")
+
+    def get_torch_dataloader(self) -> Any:
+        return _Loader(self)
+
+    @property
+    def batch_size(self) -> None:
+        return None
+
+    @property
+    def has_partial_batch(self) -> None:
+        return None
+
+    @property
+    def partial_batch_size(self) -> None:
+        return None
+
+
+class PartAdapter(InputAdapter):
     """An input of Keras: this replica's parts of the batches of a source.
 
     Parameters
@@ -80,35 +117,9 @@ class PartAdapter(DataAdapter):
         is_torch = keras.backend.backend() == "torch"
         return iter(self.get_torch_dataloader()) if is_torch else self.get_jax_iterator()
 
-    def get_numpy_iterator(self) -> Iterator[Any]:
-        return self._iterate("get_numpy_iterator")
-
-    def get_jax_iterator(self, **options: Any) -> Iterator[Any]:
-        if options.get("super_batch"):
-            raise NotImplementedError(
-                f"Keras {keras.__version__} stacks batches for steps_per_execution, which a distributed model cannot "
-                "take apart yet; compile it with steps_per_execution=1"
-            )
-        return self._iterate("get_jax_iterator")
-
-    def get_torch_dataloader(self) -> Any:
-        return _Loader(self)
-
     @property
     def num_batches(self) -> int | None:
         return self._source.num_batches
-
-    @property
-    def batch_size(self) -> None:
-        return None
-
-    @property
-    def has_partial_batch(self) -> None:
-        return None
-
-    @property
-    def partial_batch_size(self) -> None:
-        return None
 
     def on_epoch_begin(self) -> None:
         self._source.on_epoch_begin()
@@ -118,9 +129,9 @@ class PartAdapter(DataAdapter):
 
 
 class _Loader:
-    """Gives the parts of an adapter, as a DataLoader of PyTorch gives batches: anew at each ``iter()``."""
+    """Gives the batches of an adapter, as a DataLoader of PyTorch gives batches: anew at each ``iter()``."""
 
-    def __init__(self, adapter: PartAdapter) -> None:
+    def __init__(self, adapter: InputAdapter) -> None:
         self._adapter = adapter
 
     def __iter__(self) -> Iterator[Any]:
@@ -179,12 +190,7 @@ class ArrayBatches:
         return self._replica.from_chief([order])[0]
 
     def _taken(self, leaf: Any, chosen: Any) -> Any:
-        if leaf is None:
-            return None
-        rows = leaf[chosen]
-        is_other_float = rows.dtype.kind == "f" and rows.dtype != self._floatx
-        rows = rows.astype(self._floatx) if is_other_float else rows
-        return keras.ops.convert_to_tensor(rows) if keras.backend.backend() == "torch" else rows
+        return None if leaf is None else as_given(leaf[chosen], self._floatx)
 
     def on_epoch_begin(self) -> None:
         self._order.on_epoch_begin()
@@ -193,8 +199,62 @@ class ArrayBatches:
         self._order.on_epoch_end()
 
 
+class DatasetInput(InputAdapter):
+    """A data set of mpidist as an input of Keras: its global batches; each pass is its next epoch,
+    but for one that stopped after its first batch, which begins again.
+
+    Parameters
+    ----------
+    dataset : Dataset
+
+    Raises
+    ------
+    TypeError
+        It is something else.
+    ValueError
+        It has no batches.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        if isinstance(dataset, (DistributedDataset, DistributedIterator)):
+            raise TypeError(
+                f"a {type(dataset).__name__} gives one replica's rows, and a Keras model takes those out of global "
+                "batches itself; give it the mpidist.data.Dataset that the distributed one was made of"
+            )
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"expected a mpidist.data.Dataset, got a {type(dataset).__name__}")
+        if not dataset.is_batched:
+            raise ValueError(f"{dataset!r} has no batches; call batch(n), n rows over all replicas, first")
+        self._dataset = dataset
+        self._epoch: int | None = None  # of a pass that gave one batch so far
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether it repeats forever."""
+        return self._dataset.cardinality() == -1
+
+    @property
+    def num_batches(self) -> int | None:
+        count = self._dataset.cardinality()
+        return None if count < 0 else count
+
+    def _iterate(self, iterator_name: str) -> Iterator[Any]:
+        floatx = keras.config.floatx()
+        # Keras begins passes to look at one batch only: the next one is of the same epoch
+        epoch = self._dataset._next_epoch() if self._epoch is None else self._epoch
+        for place, batch in enumerate(self._dataset._pass_of(epoch)):
+            self._epoch = epoch if place == 0 and self.num_batches != 1 else None
+            yield keras.tree.map_structure(lambda leaf: as_given(as_host(leaf), floatx), batch)
+
+
+def as_given(rows: numpy.ndarray, floatx: str) -> Any:
+    """Return rows of an array as Keras gives them to a step: floats in its own dtype, tensors with PyTorch.  Local."""
+    rows = rows.astype(floatx) if rows.dtype.kind == "f" and rows.dtype != floatx else rows
+    return keras.ops.convert_to_tensor(rows) if keras.backend.backend() == "torch" else rows
+
+
 class KerasBatches:
-    """Batches of what Keras takes besides arrays: a PyDataset, a generator, a loader of PyTorch, Grain or TensorFlow.
+    """Batches of all inputs but arrays: a data set, a PyDataset, a generator, a loader of PyTorch, Grain or TensorFlow.
 
     Every rank has the whole batches, which are compared at each step.
     """

@@ -16,6 +16,7 @@ _KINDS: dict[type, type[Optimizer]] = {
     keras.optimizers.Adam: optimizers.Adam,
     keras.optimizers.AdamW: optimizers.AdamW,
     keras.optimizers.Adagrad: optimizers.Adagrad,
+    keras.optimizers.Ftrl: optimizers.Ftrl,
     keras.optimizers.RMSprop: optimizers.RMSprop,
 }
 

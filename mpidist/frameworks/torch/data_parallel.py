@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from mpidist.compression import Compression
 from mpidist.frameworks.replicas import Replicas
+from mpidist.frameworks.torch import sent_dtype
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.join import BUFFERS, Joining
@@ -47,6 +49,10 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         device are reduced there, and those on others are an error.
     check_every : int
         With so many backward passes each, the parameters of all replicas are compared; 0 never.
+    compression : Compression, optional
+        How gradients are coded on the wire, such as `mpidist.compression.Float16`; by default not at all.
+    mixed_precision : object, optional
+        PyTorch's settings with a `reduce_dtype` alone, which is such a compression.
     strategy : Strategy, optional
         By default the one in force, or all ranks of the job where there is none.
     device_ids, output_device, dim, bucket_cap_mb, gradient_as_bucket_view, static_graph
@@ -63,10 +69,11 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         No parameter requires a gradient.
     ValueError
         Gradients that are reduced by something else already, or parameters on several devices, without `staging`.
+        Both `compression` and `mixed_precision`.
     CollectiveMismatchError
         On all ranks: their parameters or buffers differ in number, name, shape or dtype.
     NotImplementedError
-        Parameters on a device that is not CUDA's, without `staging`.
+        Parameters on a device that is not CUDA's, without `staging`.  Mixed precision that casts parameters or buffers.
     MissingDependencyError
         Parameters on a CUDA device without CuPy.
     """
@@ -88,6 +95,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         op: ReduceOp | str = ReduceOp.MEAN,
         staging: str | None = None,
         check_every: int = 50,
+        compression: Compression | None = None,
+        mixed_precision: Any = None,
         strategy: Any = None,
     ) -> None:
         super().__init__()
@@ -97,7 +106,11 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             raise ValueError("process_group: mpidist knows its ranks from MPI; leave it out")
         if not any(each.requires_grad for each in module.parameters()):
             raise RuntimeError("DistributedDataParallel is not needed: no parameter of the module requires a gradient")
-        self.module, self.broadcast_buffers = module, broadcast_buffers
+        if mixed_precision is not None:
+            if compression is not None:
+                raise ValueError("compression and mixed_precision both say how gradients are coded; give one of them")
+            compression = sent_dtype.of_mixed_precision(mixed_precision)
+        self.module, self.broadcast_buffers, self._has_hook = module, broadcast_buffers, False
         replicas = replicas_of(strategy)
         check_alike(replicas, "DistributedDataParallel", trainable(module.named_parameters()))
         self._reduction = GradientReduction(
@@ -106,6 +119,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             ReduceOp.of_gradients(op).verb,
             f"DistributedDataParallel({type(module).__name__})",
             staging=staging,
+            compression=compression,
         )
         self._reduction.comparison = StepComparison(replicas, lambda: list(module.named_parameters()), check_every)
         self._buffers_of_rank_0 = BufferBroadcast(replicas, module)
@@ -166,6 +180,46 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         finally:
             reduction.joining = None
             reduction.restart()
+
+    def join_hook(self, **kwargs: Any) -> NoReturn:
+        """Refuse PyTorch's ``with Join([model, ...])``, which works on a process group.  Local.
+
+        Raises
+        ------
+        NotImplementedError
+            Always: `join` is the same for this model.
+        """
+        raise NotImplementedError(
+            "torch.distributed.algorithms.join.Join needs a process group, and mpidist has none: write `with "
+            "model.join():` in place of `with Join([model]):`, with the same arguments"
+        )
+
+    def register_comm_hook(self, state: None, hook: Callable[..., Any]) -> None:
+        """Have gradients coded on the wire as one of PyTorch's default hooks does.
+
+        Collective: every rank calls it in the same order, before its first backward pass.
+
+        Parameters
+        ----------
+        state : None
+        hook : callable
+            ``allreduce_hook``, ``fp16_compress_hook`` or ``bf16_compress_hook`` of PyTorch's ``default_hooks``, or
+            `mpidist.torch.comm_hook`: no compression, `Float16`, `BFloat16`, and no compression.
+
+        Raises
+        ------
+        NotImplementedError
+            Another hook.
+        RuntimeError
+            A hook, or a compression, is there already.
+        ValueError
+            `state` is something.
+        """
+        compression = sent_dtype.of_hook(state, hook)
+        if self._has_hook or self._reduction.compression is not None:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once")
+        self._has_hook = True
+        self._reduction.compress(compression)
 
     def _follow(self, joining: Joining) -> None:
         """Take part in what others do, and end with what they have.  Collective."""

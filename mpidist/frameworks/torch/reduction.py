@@ -89,6 +89,7 @@ class GradientReduction:
 
     Attributes
     ----------
+    compression : Compression or None
     rows : float or None
         How many rows the loss of this replica is the mean of.  Then the mean over replicas, of which all say it, is
         weighted by rows.  It holds for the next reduction.
@@ -126,7 +127,7 @@ class GradientReduction:
         self._named, self._staging = named, staging
         self._unowned: list[UnownedParameters] = []
         self.accumulate(passes)
-        self._sparse_as_dense, self._compression = sparse_as_dense, compression
+        self._sparse_as_dense, self.compression = sparse_as_dense, compression
         self._list: GradientList | None = None
         self._sparse: frozenset[int] = frozenset()
         self._hooked: dict[int, ref[torch.Tensor]] = {}
@@ -159,7 +160,7 @@ class GradientReduction:
             parameters,
             self._sparse,
             self._sparse_as_dense,
-            self._compression,
+            self.compression,
             f"of {self.owner} {self._number}",
             self._staging,
         )
@@ -193,6 +194,11 @@ class GradientReduction:
     def adopt(self) -> None:
         """Reduce, from now on, the gradients of the parameters that there are now.  Collective."""
         self._current()
+
+    def compress(self, compression: Compression | None) -> None:
+        """Code gradients so from now on, the same on all ranks.  Local."""
+        self.compression = compression
+        self._bind(self.listed())
 
     def accumulate(self, passes: int) -> None:
         """Reduce gradients after so many backward passes each from now on.  Local."""

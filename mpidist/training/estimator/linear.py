@@ -26,6 +26,7 @@ OptimizerChoice = str | Optimizer | Callable[[], Optimizer]
 _OPTIMIZERS: Mapping[str, Callable[[float], Optimizer]] = {
     "Adagrad": optimizers.Adagrad,
     "Adam": optimizers.Adam,
+    "Ftrl": optimizers.Ftrl,
     "RMSProp": optimizers.RMSprop,
     "SGD": optimizers.SGD,
 }
@@ -95,15 +96,15 @@ class LinearRegressor(Estimator):
         From `mpidist.feature_column.numeric_column`.
     model_dir : str or Path, optional
     label_dimension : int
-    optimizer : str, Optimizer or callable
-        ``"SGD"``, ``"Adam"``, ``"Adagrad"`` or ``"RMSProp"``, with a learning rate of 0.2, or one over the root of the
-        number of columns if that is less; an optimizer; or a function that returns one.
+    optimizer : str, Optimizer or callable, optional
+        ``"Ftrl"``, ``"SGD"``, ``"Adam"``, ``"Adagrad"`` or ``"RMSProp"``, with a learning rate of 0.2, or one over the
+        root of the number of columns if that is less; an optimizer; or a function that returns one.
     config : RunConfig, optional
 
     Raises
     ------
     ValueError
-        There is no column, two have one name, or the optimizer is left out or unknown.
+        There is no column, two have one name, or the optimizer is unknown.
     TypeError
         A column or the optimizer is of another type.
     """
@@ -113,7 +114,7 @@ class LinearRegressor(Estimator):
         feature_columns: Sequence[NumericColumn],
         model_dir: str | os.PathLike[str] | None = None,
         label_dimension: int = 1,
-        optimizer: OptimizerChoice | None = None,
+        optimizer: OptimizerChoice | None = "Ftrl",
         config: RunConfig | None = None,
     ) -> None:
         model = _LinearModel(feature_columns, RegressionHead(label_dimension), optimizer)
@@ -154,7 +155,7 @@ class LinearClassifier(Estimator):
         model_dir: str | os.PathLike[str] | None = None,
         n_classes: int = 2,
         label_vocabulary: Sequence[str] | None = None,
-        optimizer: OptimizerChoice | None = None,
+        optimizer: OptimizerChoice | None = "Ftrl",
         config: RunConfig | None = None,
     ) -> None:
         if n_classes < 2:
@@ -184,9 +185,8 @@ def _checked_columns(columns: Any) -> list[NumericColumn]:
 
 
 def _optimizer_fn(given: OptimizerChoice | None, columns: int) -> Callable[[], Optimizer]:
+    given = "Ftrl" if given is None else given
     known = ", ".join(sorted(_OPTIMIZERS))
-    if given is None or given == "Ftrl":
-        raise ValueError(f"give an optimizer: one of {known}, or an object (Ftrl, TensorFlow's default, is not there)")
     if isinstance(given, str):
         if given not in _OPTIMIZERS:
             raise ValueError(f"Unsupported optimizer name: {given}. Supported names are: {known}")

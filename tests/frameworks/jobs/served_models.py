@@ -54,6 +54,7 @@ CASES = [
     (with_state, lambda: "adam", {"sample_weight": WEIGHTS, "validation_data": (X, Y)}),
     (Deferred, lambda: keras.optimizers.AdamW(0.01), {"steps_per_epoch": 4, "validation_split": 0.25}),
     (plain, lambda: keras.optimizers.Adagrad(0.05), {"shuffle": True}),
+    (plain, lambda: keras.optimizers.Ftrl(0.05, l1_regularization_strength=0.001), {"shuffle": True}),
 ]
 
 

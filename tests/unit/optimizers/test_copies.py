@@ -21,6 +21,7 @@ FAMILIES = {
     "adam": lambda: optimizers.Adam(0.5),
     "adamw": lambda: optimizers.AdamW(0.5, clipvalue=0.5),
     "adagrad": lambda: optimizers.Adagrad(0.5),
+    "ftrl": lambda: optimizers.Ftrl(0.5, l1_regularization_strength=0.25),
     "rmsprop": lambda: optimizers.RMSprop(0.5, momentum=0.5),
     "lars": lambda: optimizers.LARS(0.5),
     "lamb": lambda: optimizers.LAMB(0.5, weight_decay=0.25),

@@ -203,6 +203,7 @@ FAMILIES = {
     "SGD": lambda: optimizers.SGD(0.1),
     "SGD with momentum": lambda: optimizers.SGD(0.1, momentum=0.5),
     "Adagrad": lambda: optimizers.Adagrad(0.1),
+    "Ftrl": lambda: optimizers.Ftrl(0.1),
 }
 
 

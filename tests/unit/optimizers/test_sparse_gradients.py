@@ -17,6 +17,7 @@ FAMILIES = {
     "decayed": lambda: optimizers.SGD(0.1, weight_decay=0.1),
     "momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "adagrad": lambda: optimizers.Adagrad(0.1),
+    "ftrl": lambda: optimizers.Ftrl(0.1, l1_regularization_strength=0.1),
     "adam": lambda: optimizers.Adam(0.1),
     "rmsprop": lambda: optimizers.RMSprop(0.1, momentum=0.5, centered=True),
     "lars": lambda: optimizers.LARS(0.1),

@@ -23,6 +23,7 @@ FAMILIES = {
     "adam": lambda: optimizers.Adam(0.1),
     "adamw": lambda: optimizers.AdamW(0.1, weight_decay=0.01),
     "adagrad": lambda: optimizers.Adagrad(0.1),
+    "ftrl": lambda: optimizers.Ftrl(0.1, l1_regularization_strength=0.2, l2_shrinkage_regularization_strength=0.3),
     "rmsprop": lambda: optimizers.RMSprop(0.1),
     "rmsprop-all": lambda: optimizers.RMSprop(0.1, momentum=0.5, centered=True),
     "clipped": lambda: optimizers.SGD(0.1, momentum=0.9, clipvalue=0.7, weight_decay=0.1),
@@ -87,6 +88,49 @@ def test_adagrad_is_the_published_rule(gradients, start):
     v = steps(optimizers.Adagrad(0.1, start, 1e-3), numpy.zeros(1), [numpy.array([g]) for g in gradients])
     sums = start + numpy.cumsum(numpy.square(gradients))
     numpy.testing.assert_allclose(v.value, -0.1 * (gradients / numpy.sqrt(sums + 1e-3)).sum(), rtol=1e-9, atol=1e-12)
+
+
+@given(st.lists(st.floats(-10, 10).filter(lambda g: g == 0 or abs(g) > 1e-3), min_size=1, max_size=12), st.floats(0, 1))
+def test_ftrl_without_penalties_steps_by_the_root_of_all_squares(gradients, start):
+    v = steps(
+        optimizers.Ftrl(0.1, initial_accumulator_value=start), numpy.zeros(1), [numpy.array([g]) for g in gradients]
+    )
+    roots = numpy.sqrt(start + numpy.cumsum(numpy.square(gradients)))
+    expected = -0.1 * sum(g / root for g, root in zip(gradients, roots, strict=True) if g)
+    numpy.testing.assert_allclose(v.value, [expected], rtol=1e-9, atol=1e-12)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=12), st.sampled_from([-0.5, -0.3, 0.0]))
+def test_ftrl_is_the_minimum_of_the_published_sum(gradients, power):
+    """Of g w, the distances from earlier w, and the penalties; the derivative is 0 there, or is within l1 around 0."""
+    rate, l1, l2, shrinkage, beta = 0.1, 0.3, 0.2, 0.05, 0.7
+    optimizer = optimizers.Ftrl(rate, power, 0.4, l1, l2, shrinkage, beta)
+    w, v = [0.5], Variable(numpy.array([0.5]))
+    for gradient in gradients:
+        optimizer.apply_gradients([(numpy.array([gradient]), v)])
+        w.append(float(v.value[0]))
+    roots = (0.4 + numpy.cumsum(numpy.square([0.0, *gradients]))) ** -power
+    last, earlier = w[-1], numpy.array(w[:-1])
+    slope = sum(gradients) + 2 * shrinkage * earlier.sum()
+    slope += (numpy.diff(roots) / rate * (last - earlier)).sum() + (beta + roots[0]) / rate * last + 2 * l2 * last
+    wanted = slope if last == 0 else -math.copysign(l1, last)
+    numpy.testing.assert_allclose(slope, wanted, atol=1e-9)
+    assert abs(slope) <= l1 + 1e-9
+
+
+def test_ftrl_leaves_an_element_without_gradients_at_0():
+    v = steps(
+        optimizers.Ftrl(0.1, initial_accumulator_value=0.0), numpy.zeros(2, "f4"), [numpy.array([0, 1], "f4")] * 2
+    )
+    numpy.testing.assert_allclose(v.value, [0, -0.1 * (1 + 0.5**0.5)], rtol=1e-6)
+
+
+def test_ftrl_refuses_a_learning_rate_of_0():
+    optimizer, v = optimizers.Ftrl(lambda step: 0.1 if step == 0 else 0.0), Variable(numpy.zeros(1))
+    optimizer.apply_gradients([(numpy.ones(1), v)])
+    with pytest.raises(ValueError, match=r"above 0; got 0.0 after 1 steps"):
+        optimizer.apply_gradients([(numpy.ones(1), v)])
+    assert optimizer.iterations == 1
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=12), st.booleans(), st.sampled_from([0.0, 0.5]))
@@ -255,6 +299,10 @@ def test_other_wrong_arguments_are_refused():
         optimizers.SGD(0.1, weight_decay=-1)
     with pytest.raises(ValueError, match="initial_accumulator_value"):
         optimizers.Adagrad(0.1, -0.1)
+    with pytest.raises(ValueError, match=r"learning_rate_power must be 0 or less, got 0.5"):
+        optimizers.Ftrl(0.1, 0.5)
+    with pytest.raises(ValueError, match=r"l1_regularization_strength must be 0 or more, got -1"):
+        optimizers.Ftrl(0.1, l1_regularization_strength=-1)
     with pytest.raises(TypeError, match="weight_decy"):
         optimizers.Adam(0.1, weight_decy=0.1)
 

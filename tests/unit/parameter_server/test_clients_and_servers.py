@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist.errors import RankFailedError, ServerError, TornVariableError
-from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, RMSprop
+from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, Ftrl, RMSprop
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.parameter_server.copies import Buffers
 from mpidist.parameter_server.ledger import Ledger
@@ -256,6 +256,7 @@ OPTIMIZERS = [
     lambda: Adam(0.01),
     lambda: AdamW(0.01),
     lambda: Adagrad(0.1),
+    lambda: Ftrl(0.1, l2_regularization_strength=0.1),
     lambda: RMSprop(0.01),
     lambda: LARS(0.1),
     lambda: LAMB(0.01),

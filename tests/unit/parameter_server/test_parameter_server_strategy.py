@@ -153,6 +153,7 @@ OPTIMIZERS = {
     "adam": lambda: mpidist.optimizers.Adam(0.1),
     "adamw": lambda: mpidist.optimizers.AdamW(0.1, weight_decay=0.1),
     "adagrad": lambda: mpidist.optimizers.Adagrad(0.1),
+    "ftrl": lambda: mpidist.optimizers.Ftrl(0.1, l1_regularization_strength=0.01, beta=0.5),
     "rmsprop": lambda: mpidist.optimizers.RMSprop(0.1),
     "lamb": lambda: mpidist.optimizers.LAMB(0.1),
     "schedule": lambda: mpidist.optimizers.SGD(ExponentialDecay(0.1, 1, 0.5)),
@@ -432,7 +433,7 @@ def test_an_error_of_a_push_reaches_all_ranks_of_a_worker_when_they_read(read):
     assert job(on_worker, 3, ranks_per_worker=2) == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop", "Adagrad", "Ftrl"])
 def test_shards_without_rows_make_the_step_too(name):
     """As the whole table does elsewhere: moments fade, and the steps that Adam counts are those of all shards."""
 

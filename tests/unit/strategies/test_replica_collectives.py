@@ -266,3 +266,101 @@ def test_lists_of_other_lengths_are_a_mismatch_also_with_none_in_them():
         return float(mpidist.all_reduce(1.0))
 
     assert run_ranks(2, on_rank) == [2.0, 2.0]
+
+
+# -- bound at top level, and by a strategy ----------------------------------------------------------------------------
+
+
+def test_bound_ones_at_top_level():
+    """Each twice: called, and started together with the others."""
+
+    def main():
+        rank = mpidist.rank()
+        cases = [
+            (
+                mpidist.all_reduce_init({"a": numpy.zeros(2), "b": 0.0}, "max"),
+                {"a": numpy.full(2, float(rank)), "b": -1.0 * rank},
+            ),
+            (mpidist.all_gather_init(numpy.zeros(1)), numpy.full(rank, float(rank))),
+            (mpidist.gather_init([numpy.zeros((1, 1))], root=1, axis=1), [numpy.full((1, 1), float(rank))]),
+            (mpidist.reduce_scatter_init(numpy.zeros(3), "mean"), numpy.arange(3.0) * rank),
+            (mpidist.broadcast_init((numpy.zeros(1), 0.0), root=2), (numpy.full(1, float(rank)), 0.5 * rank)),
+        ]
+        called = [_lists(bound(value)) for bound, value in cases]
+        started = [bound.start(value) for bound, value in cases]
+        assert [_lists(each.wait()) for each in started] == called
+        sending = mpidist.send_init(numpy.zeros(1), (rank + 1) % 3).start(numpy.full(1, float(rank)))
+        got = mpidist.receive_init(numpy.zeros(1), (rank + 2) % 3)().tolist()
+        sending.wait()
+        return called, got
+
+    for rank, (called, got) in enumerate(run_ranks(3, main)):
+        assert called[0] == {"a": [2.0, 2.0], "b": 0.0}
+        assert called[1] == [1.0, 2.0, 2.0]
+        assert called[2] == ([[[0.0, 1.0, 2.0]]] if rank == 1 else [None])
+        assert called[3] == [float(rank)]
+        assert called[4] == [[2.0], 1.0]
+        assert got == [float((rank + 2) % 3)]
+
+
+def test_a_bound_all_reduce_at_top_level_takes_what_the_unbound_one_takes():
+    def main():
+        rank = mpidist.rank()
+        bound = mpidist.all_reduce_init(
+            [numpy.zeros(1), numpy.zeros(1)], prescale=2.0, postscale=0.5, none_as_zeros=True
+        )
+        found = bound([numpy.full(1, rank + 1.0), None])
+        with pytest.raises(ValueError, match=r"bound to float64\[1\] as array 0, got float64\[2\]"):
+            bound([numpy.zeros(2), numpy.zeros(1)])
+        with pytest.raises(TypeError, match="None in place of an array"):
+            mpidist.all_reduce_init(None)
+        assert mpidist.all_reduce_init({})({}) == {}
+        return _lists(found)
+
+    assert run_ranks(2, main) == [[[3.0], None]] * 2
+
+
+@pytest.mark.parametrize("make", STRATEGIES)
+def test_bound_ones_of_a_strategy_are_for_code_outside_of_run(make):
+    def main():
+        strategy = make()
+        rank = strategy.extended.replica_id
+        total = strategy.all_reduce_init("SUM", [numpy.zeros(2)])
+        found = [
+            total([numpy.full(2, rank + 1.0)]),
+            strategy.all_gather_init(numpy.zeros(1), axis=0).start(numpy.full(1, float(rank))).wait(),
+            strategy.broadcast_init({"a": numpy.zeros(1)}, root=1)({"a": numpy.full(1, float(rank))}),
+            strategy.reduce_scatter_init("MAX", numpy.zeros(2))(numpy.arange(2.0) * rank),
+        ]
+        for name, given in (("all_reduce_init", ("SUM", numpy.zeros(1))), ("broadcast_init", (numpy.zeros(1),))):
+            with pytest.raises(RuntimeError, match="cross-replica context"):
+                strategy.run(getattr(strategy, name), args=given)
+        return _lists(found)
+
+    assert run_ranks(2, main) == [[[[3.0, 3.0]], [0.0, 1.0], {"a": [1.0]}, [float(rank)]] for rank in range(2)]
+
+
+@pytest.mark.parametrize("of", ["top level", "strategy", "replica"])
+def test_an_all_to_all_that_is_bound_to_splits(of):
+    """Rank r gives one row to rank 0 and two to rank 1; a call with splits of its own gives all to rank 0."""
+
+    def main():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+
+        def trade():
+            where = {"top level": mpidist, "strategy": strategy, "replica": mpidist.get_replica_context()}[of]
+            bound = where.all_to_all_init(numpy.zeros(3), [1, 2])
+            rows = numpy.arange(3.0) + 10 * mpidist.rank()
+            results = [bound(rows), bound.start(rows).wait(), bound((rows, [3, 0]))]
+            with pytest.raises(ValueError, match=r"splits of 3 rows, \[1, 2\], for an array of 4 rows"):
+                bound(numpy.zeros(4))
+            with pytest.raises(ValueError, match="on 2 ranks got 3 splits"):
+                where.all_to_all_init(numpy.zeros(3), [1, 1, 1])
+            return _lists(results)
+
+        return strategy.run(trade) if of == "replica" else trade()
+
+    first = [[0.0, 10.0], [1, 1]]
+    second = [[1.0, 2.0, 11.0, 12.0], [2, 2]]
+    everything = [[0.0, 1.0, 2.0, 10.0, 11.0, 12.0], [3, 3]]
+    assert run_ranks(2, main) == [[first, first, everything], [second, second, [[], [0, 0]]]]

@@ -197,11 +197,39 @@ def test_optimizers_by_name_as_objects_and_as_functions(tmp_path, optimizer):
     assert_same(values(found), {BIAS: w[0], WEIGHTS_A: w[1:3], WEIGHTS_B: w[3:]})
 
 
+@pytest.mark.parametrize("optimizer", [{}, {"optimizer": None}, {"optimizer": "Ftrl"}], ids=str)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_default_is_ftrl_with_the_rate_of_tensorflow(tmp_path, ranks, optimizer):
+    """Ftrl from 0, without penalties: each weight steps by its gradient over the root of 0.1 and all squares."""
+    columns = [numeric_column(f"c{number}", dtype="float64") for number in range(36)]
+    x = RANDOM.normal(size=(COUNT, 36))
+    features = {column.name: x[:, number] for number, column in enumerate(columns)}
+    ids = (x[:, 0] > 0).astype(int)
+
+    def input_fn(input_context):
+        rows = Dataset.from_arrays((features, ids))
+        return rows.shard(input_context.num_input_pipelines, input_context.input_pipeline_id).batch(4)
+
+    def main():
+        found = estimator.LinearClassifier(columns, tmp_path, config=config_of("MirroredStrategy"), **optimizer)
+        found.train(input_fn)
+        return [found.get_variable_value(f"linear/linear_model/{column.name}/weights").item() for column in columns]
+
+    w, squares = numpy.zeros(37), numpy.full(37, 0.1)
+    x = numpy.concatenate([x, numpy.ones((COUNT, 1))], axis=1)
+    for first in range(0, COUNT, 4 * ranks):
+        rows = slice(first, first + 4 * ranks)
+        gradient = x[rows].T @ (1 / (1 + numpy.exp(-x[rows] @ w)) - ids[rows]) / len(ids[rows])
+        squares += gradient**2
+        w -= min(0.2, 1 / 6) * gradient / numpy.sqrt(squares)
+    for found in run_ranks(ranks, main):
+        numpy.testing.assert_allclose(found, w[:-1], rtol=1e-9)
+
+
 REFUSED = {
     "no column": (lambda: estimator.LinearRegressor([], optimizer="SGD"), ValueError, "must be one or more"),
     "two of one name": (lambda: estimator.LinearRegressor([COLUMNS[0]] * 2, optimizer="SGD"), ValueError, "its own"),
     "a name": (lambda: estimator.LinearRegressor(["a"], optimizer="SGD"), TypeError, "made by numeric_column"),
-    "no optimizer": (lambda: estimator.LinearRegressor(COLUMNS), ValueError, "Ftrl, TensorFlow's default, is not"),
     "an unknown one": (lambda: estimator.LinearRegressor(COLUMNS, optimizer="sgd"), ValueError, "name: sgd"),
     "a number as one": (lambda: estimator.LinearRegressor(COLUMNS, optimizer=1), TypeError, "not an Optimizer"),
     "no label": (lambda: estimator.LinearRegressor(COLUMNS, None, 0, "SGD"), ValueError, "Invalid label_dimension 0"),

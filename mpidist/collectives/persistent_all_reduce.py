@@ -1,4 +1,4 @@
-"""`PersistentAllReduce`: an all-reduce over replicas that is bound once and called, or started, every step."""
+"""`PersistentAllReduce`: an all-reduce of nested values that is bound once and called, or started, every step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from typing import Any, Protocol
 import numpy
 
 from mpidist import nest
-from mpidist.arrays import plain
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent import UnlikeArraysError
 from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment, adjusted
-from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.variables import IndexedSlices
-from mpidist.variables.components import component
 
 
 class _ListReduction(Protocol):
@@ -28,7 +24,7 @@ class _ListReduction(Protocol):
 
 
 class PersistentAllReduce:
-    """An all-reduce over all replicas for values of one structure; `ReplicaContext.all_reduce_init` makes it.
+    """An all-reduce for values of one structure; `mpidist.all_reduce_init` and that of replica and strategy make it.
 
     Parameters
     ----------
@@ -38,6 +34,8 @@ class PersistentAllReduce:
         ``reduce(arrays)`` reduces a list where none is bound.
     like : array, or nested tuples, lists and dicts of arrays
         Its shapes and dtypes count; no reference to it is kept.
+    array_of : callable
+        ``array_of(leaf)`` returns the array that a leaf is.
     adjustment : Adjustment
         What ``bind`` was asked for.
     op : str
@@ -48,13 +46,12 @@ class PersistentAllReduce:
         bind: Callable[[list[Any]], _ListReduction | None],
         reduce: Callable[[list[Any]], list[Any]],
         like: Any,
+        array_of: Callable[[Any], Any],
         adjustment: Adjustment = AS_IT_IS,
         op: str = "sum",
     ) -> None:
-        leaves = nest.flatten(like)
-        if any(isinstance(leaf, IndexedSlices) for leaf in leaves):
-            raise TypeError("all_reduce_init binds arrays, got an IndexedSlices: its rows differ from step to step")
-        examples = [plain(component(leaf)) for leaf in leaves]
+        leaves, self._array_of = nest.flatten(like), array_of
+        examples = [array_of(leaf) for leaf in leaves]
         self._signatures = [(each.dtype, each.shape) for each in examples]
         self._structure = nest.numbered(like)
         self._is_list = type(like) is list and self._structure == list(range(len(leaves)))
@@ -64,7 +61,7 @@ class PersistentAllReduce:
     def __call__(self, value: Any) -> Any:
         """Reduce a value like the one that this was made for.
 
-        Collective: every replica calls it in the same order.
+        Collective: every rank calls it in the same order.
 
         Parameters
         ----------
@@ -74,14 +71,14 @@ class PersistentAllReduce:
         Returns
         -------
         array or nested structure
-            As `value`, with new arrays that are the caller's; the same on every replica.  None where all have None.
+            As `value`, with new arrays that are the caller's; the same on every rank.  None where all have None.
 
         Raises
         ------
         ValueError
             The structure, a shape or a dtype is another one; before any communication.
         CollectiveMismatchError
-            On all replicas: they called something else.
+            On all ranks: they called something else.
         """
         arrays = self._arrays(value)
         if self._none_as_zeros and not self._are_like(arrays):
@@ -94,8 +91,8 @@ class PersistentAllReduce:
     def start(self, value: Any) -> Handle:
         """Start the reduction; parameters and errors as for a call.
 
-        Collective: every replica starts, or calls, its collectives in the same order.  The arrays must not change
-        before the handle's ``wait()`` has returned the results.  Values move when a replica waits, or makes a later
+        Collective: every rank starts, or calls, its collectives in the same order.  The arrays must not change
+        before the handle's ``wait()`` has returned the results.  Values move when a rank waits, or makes a later
         call.
 
         Raises
@@ -123,7 +120,7 @@ class PersistentAllReduce:
         if {*map(type, leaves)} <= {numpy.ndarray}:
             return leaves
         may_lack = self._none_as_zeros
-        return [None if leaf is None and may_lack else plain(component(leaf)) for leaf in leaves]
+        return [None if leaf is None and may_lack else self._array_of(leaf) for leaf in leaves]
 
     def _are_like(self, arrays: Sequence[Any]) -> bool:
         pairs = zip(arrays, self._signatures, strict=True)
@@ -145,7 +142,7 @@ class PersistentAllReduce:
 
 
 class _Unbound:
-    """Reduces by a strategy's own way, which nothing is bound past: at the start already."""
+    """Reduces where nothing is bound, as by a strategy's own way: at the start already."""
 
     def __init__(self, reduce: Callable[[list[Any]], list[Any]]) -> None:
         self._reduce = reduce
@@ -157,25 +154,3 @@ class _Unbound:
         """Reduce, and return a handle that has the results."""
         results = self._reduce(arrays)
         return Handle(lambda: results)
-
-
-def persistent_all_reduce(
-    extended: Any,
-    reduce_op: ReduceOp,
-    like: Any,
-    options: CommunicationOptions | None,
-    adjustment: Adjustment = AS_IT_IS,
-) -> Any:
-    """Return the all-reduce of values like this one over the replicas of a strategy."""
-    engine, op = extended.engine(options), reduce_op.verb
-
-    def bind(examples: list[Any]) -> _ListReduction | None:
-        return engine.bind(examples, op, adjustment=adjustment) if engine is not None and examples else None
-
-    return PersistentAllReduce(
-        bind,
-        lambda arrays: extended.reduce_arrays(reduce_op, arrays, options) if arrays else [],
-        like,
-        adjustment,
-        op,
-    )

@@ -1,0 +1,68 @@
+"""`PersistentCollective`: a collective of nested values that is bound once and called, or started, every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpidist import nest
+from mpidist.collectives.handle import Handle, together
+from mpidist.collectives.persistent import Bound
+
+
+class PersistentCollective:
+    """A collective for values of one structure, leaf by leaf.
+
+    Parameters
+    ----------
+    bounds : sequence of Bound
+        One for each leaf.
+    like : array, or nested tuples, lists and dicts of arrays
+        Its structure counts; no reference to it is kept.
+    array_of : callable
+        ``array_of(leaf)`` returns the array that a leaf is.
+    """
+
+    def __init__(self, bounds: Sequence[Bound], like: Any, array_of: Callable[[Any], Any]) -> None:
+        self._bounds, self._array_of = list(bounds), array_of
+        self._structure = nest.numbered(like)
+
+    def __call__(self, value: Any) -> Any:
+        """Carry it out for a value like the one that this was made for.
+
+        Collective: every rank calls it in the same order.
+
+        Returns
+        -------
+        array or nested structure
+            As `value`, with new arrays that are the caller's.
+
+        Raises
+        ------
+        ValueError
+            The structure, a shape or a dtype is another one.
+        CollectiveMismatchError
+            On all ranks: they called something else.
+        """
+        pairs = zip(self._bounds, self._leaves(value), strict=True)
+        return nest.pack(self._structure, [bound(leaf) for bound, leaf in pairs])
+
+    def start(self, value: Any) -> Handle:
+        """Take its place in the order of calls; parameters and errors as for a call.
+
+        Collective: every rank starts, or calls, its collectives in the same order.  The arrays must not change
+        before the handle's ``wait()`` has returned the results.
+        """
+        pairs = zip(self._bounds, self._leaves(value), strict=True)
+        started = together([bound.start(leaf) for bound, leaf in pairs])
+        return started.then(lambda results: nest.pack(self._structure, results))
+
+    def _leaves(self, value: Any) -> list[Any]:
+        leaves = nest.flatten(value)
+        numbered = nest.numbered(value)
+        if numbered != self._structure:
+            raise ValueError(
+                f"this collective was bound to arrays as {self._structure}, got {numbered} (numbers stand for arrays); "
+                "bind another one"
+            )
+        return [self._array_of(leaf) for leaf in leaves]

@@ -1,0 +1,85 @@
+"""What is assumed about PyTorch and is not in its documentation; each test says what would break."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.mpi
+
+
+def test_the_private_names_of_pytorch_are_what_they_were():
+    """A function that is queued in a pass is called at its end, and each pass has a number of its own."""
+    found, numbers = [], []
+    weight = torch.nn.Parameter(torch.ones(2))
+
+    def accumulated(parameter):
+        numbers.append(torch._C._current_graph_task_id())
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: found.append(parameter.grad.tolist()))
+
+    weight.register_post_accumulate_grad_hook(accumulated)
+    for turn in (1, 2):
+        (weight * 2).sum().backward()
+        assert found == [[2.0, 2.0], [4.0, 4.0]][:turn]
+    assert len({*numbers}) == 2 and torch._C._current_graph_task_id() == -1
+
+
+def test_what_pytorch_says_of_a_pass_inside_a_pass():
+    """At its end there is a node, that of the outer pass; functions of the nodes behind it run in the outer pass."""
+    from torch.utils.checkpoint import checkpoint
+
+    found, nodes = [], []
+    weight, x = torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True)
+
+    def over():
+        node = torch._C._current_autograd_node()
+        nodes.append(node)
+        if node is not None:
+            node.next_functions[0][0].register_prehook(lambda *_: found.append(torch._C._current_graph_task_id()))
+
+    def accumulated(parameter):
+        found.append(torch._C._current_graph_task_id())
+        torch.autograd.Variable._execution_engine.queue_callback(over)
+
+    weight.register_post_accumulate_grad_hook(accumulated)
+    (checkpoint(lambda x: x * weight, x, use_reentrant=True) * 2).sum().backward()
+    assert len(nodes) == 1 and nodes[0] is not None and found[1] == found[0] - 1
+    (x.detach() * weight).sum().backward()
+    assert len(nodes) == 2 and nodes[1] is None
+
+
+def test_tensors_count_their_changes():
+    """Else gradients that a user has changed after the reduction are not seen."""
+    tensor = torch.zeros(3)
+    before = tensor._version
+    tensor.add_(1)
+    assert tensor._version == before + 1
+    tensor[0] = 7
+    assert tensor._version == before + 2
+
+
+def test_an_optimizer_has_hooks_when_it_is_made():
+    """Else every optimizer is refused as one that was not made by PyTorch's own constructor."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    assert hasattr(optimizer, "_optimizer_step_pre_hooks")
+    assert not hasattr(torch.optim.SGD.__new__(torch.optim.SGD), "_optimizer_step_pre_hooks")
+
+
+def test_a_module_has_tables_of_its_parts():
+    """Else a parameter that a module gets after it was distributed is not seen."""
+    module = torch.nn.Linear(2, 1)
+    assert [*module._parameters] == ["weight", "bias"] and [*module._modules] == []
+    module.later = torch.nn.Linear(1, 1)
+    module.own = torch.nn.Parameter(torch.zeros(1))
+    assert module._modules["later"] is module.later and module._parameters["own"] is module.own
+
+
+def test_layers_of_batch_normalization_have_a_class_in_common():
+    """Else some of them are not replaced by those that are synchronized."""
+    from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+
+    kinds = torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm
+    assert all(issubclass(kind, _BatchNorm) for kind in kinds)
+    assert not issubclass(torch.nn.LayerNorm, _BatchNorm)
+    assert isinstance(torch.nn.LazyBatchNorm1d(), _LazyNormBase) and not issubclass(torch.nn.BatchNorm1d, _LazyNormBase)
