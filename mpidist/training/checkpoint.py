@@ -408,6 +408,7 @@ def _write_together(
     numbers, written = answers[CHIEF][2]
 
     def begin() -> None:
+        hdf5_file.require_storable(found)
         owner.claim()
         hdf5_file.begin(path)
 
@@ -484,5 +485,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _on_host(value: Any) -> numpy.ndarray:
+    """Return an array of the host, in its byte order: names of dtypes do not tell that."""
     array = arrays.to_array(value)
-    return arrays.as_host(array) if arrays.is_device(array) else numpy.asarray(array)
+    array = arrays.as_host(array) if arrays.is_device(array) else numpy.asarray(array)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
