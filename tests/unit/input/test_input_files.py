@@ -241,3 +241,17 @@ def test_what_is_wrong_with_a_csv_file_is_said(text, message, tmp_path):
         list(Dataset.from_csv(tmp_path / "a.csv").batch(9))
     with pytest.raises(KeyError, match="no column 'c'; it has 'a', 'b'"):
         Dataset.from_csv(tmp_path / "a.csv", ["c"])
+
+
+def test_truth_values_of_a_csv_file_are_what_they_say(tmp_path):
+    (tmp_path / "a.csv").write_text("flag\n0\nFalse\n1\ntrue\nFALSE\n")
+    (batch,) = Dataset.from_csv(tmp_path / "a.csv", dtype=bool).batch(5)
+    assert batch["flag"].dtype == bool
+    assert batch["flag"].tolist() == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(("dtype", "text"), [("bool", "no"), ("bool", ""), ("int8", "300"), ("uint8", "-1")])
+def test_a_value_that_a_column_cannot_hold_is_named(tmp_path, dtype, text):
+    (tmp_path / "a.csv").write_text(f"a,b\n1,1\n{text},0\n")
+    with pytest.raises(InputError, match=f"column 'a' of row 1 is '{text}', expected {dtype}"):
+        list(Dataset.from_csv(tmp_path / "a.csv", dtype=dtype).batch(2))
