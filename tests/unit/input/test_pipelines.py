@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import itertools
 import threading
 from collections import Counter
@@ -296,3 +297,45 @@ def test_arguments_are_checked():
 def test_reduce():
     assert Dataset.range(5).reduce(0, lambda total, x: total + int(x)) == 10
     assert DistributedDataset(Dataset.range(5).batch(2), 1, 2).reduce(0, lambda n, part: n + len(part)) == 2
+
+
+def one_buffer(make, change):
+    """Return a generator function that gives one object all the time, changed between elements."""
+
+    def generator():
+        buffer = make()
+        for number in range(6):
+            change(buffer, number)
+            yield buffer
+
+    return generator
+
+
+def set_first(buffer, number):
+    buffer[0] = number
+
+
+@pytest.mark.parametrize("behind", [lambda d: d, lambda d: d.prefetch(3), lambda d: d.cache()])
+@pytest.mark.parametrize("make", [lambda: numpy.zeros(1), lambda: [0.0], lambda: array.array("d", [0])])
+def test_a_generator_may_fill_one_buffer_again_and_again(make, behind):
+    dataset = behind(Dataset.from_generator(one_buffer(make, set_first)).map(lambda x: numpy.asarray(x)[0]).batch(3))
+    assert as_lists(dataset) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_arrays_inside_of_elements_are_copied_too():
+    generator = one_buffer(
+        lambda: {"x": numpy.zeros(1), "y": [0]}, lambda b, n: (set_first(b["x"], n), set_first(b["y"], n))
+    )
+    (batch,) = Dataset.from_generator(generator).shuffle(seed=1).batch(6)
+    assert sorted(batch["x"][:, 0]) == [0, 1, 2, 3, 4, 5]
+    assert batch["x"].tolist() == batch["y"].tolist()
+
+
+def test_a_generator_that_was_begun_is_not_taken_for_a_new_epoch():
+    numbers = iter(range(4))
+    dataset = Dataset.from_generator(lambda: numbers)
+    assert dataset.element_spec == ArraySpec((), numpy.dtype("int64"))
+    with pytest.raises(InputError, match="the same range_iterator again, of which elements were taken before"):
+        list(dataset)
+    again = Dataset.from_generator(lambda: iter(range(4)))
+    assert as_lists(again) == as_lists(again) == [0, 1, 2, 3]
