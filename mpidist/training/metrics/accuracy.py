@@ -21,6 +21,9 @@ class Accuracy(MeanOfRows):
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         y_true, y_pred = same_shape(self.name, y_true, y_pred)
+        kinds = y_true.dtype.kind + y_pred.dtype.kind
+        if set(kinds) & set("biu") and not set(kinds) & set("OSU"):  # a narrower one would hold another whole number
+            return _exact(y_true) == _exact(y_pred)
         return y_true.astype(y_pred.dtype, copy=False) == y_pred
 
 
@@ -123,6 +126,11 @@ class AccuracyByShape(MeanOfRows):
             return _right_side(self.name, y_true, y_pred, 0.5)
         is_sparse = y_true.ndim < y_pred.ndim or y_true.shape[-1] == 1
         return (_classes if is_sparse else _hot)(self.name, y_true, y_pred) == y_pred.argmax(axis=-1)
+
+
+def _exact(values: numpy.ndarray) -> numpy.ndarray:
+    """Return numbers that can be compared with whole numbers."""
+    return values if values.dtype.kind in "biu" else values.astype("float64")
 
 
 def _right_side(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray, threshold: float) -> numpy.ndarray:
