@@ -15,6 +15,7 @@ from mpidist.errors import CollectiveMismatchError
 from mpidist.input import structure
 from mpidist.input.dataset import Dataset
 from mpidist.input.files import FileRows
+from mpidist.input.mapping import Filter
 from mpidist.input.options import AutoShardPolicy
 from mpidist.input.sources import Arrays, Foreign, Generated
 from mpidist.input.stage import Stage
@@ -165,6 +166,7 @@ def _spaced(length: int, most: int) -> numpy.ndarray:
 # -- what is compared at every step ------------------------------------------------------------------------------------
 
 
-def watched(stage: Stage) -> list[Generated | Foreign]:
-    """Return the sources of which only reading tells whether ranks have the same.  Local."""
-    return [source for source in stage.sources() if isinstance(source, (Generated, Foreign))]
+def watched(stage: Stage) -> list[Generated | Foreign | Filter]:
+    """Return the stages of which only reading tells whether ranks have the same.  Local."""
+    found = [stage] if isinstance(stage, (Generated, Foreign, Filter)) else []
+    return sum(map(watched, stage.children), found)

@@ -306,7 +306,7 @@ class Dataset:
         return self._then(Map(self._stage, map_func, threads, by_rows))
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
-        """Return the elements of which a function says True; a stream."""
+        """Return the elements of which a function says True, the same on every rank; a stream."""
         return self._then(Filter(self._stage, predicate))
 
     def batch(
