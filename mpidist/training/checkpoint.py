@@ -248,7 +248,7 @@ class Checkpoint:
         for name in names:
             part = self._parts[name]
             if name in variables:
-                _set_variable(part, values[name])
+                set_variable(part, values[name])
             elif isinstance(part, Optimizer):
                 part.restore(state_in(values, name), variables)
             elif (state := _saved_state(values, name)) is not None:
@@ -319,7 +319,8 @@ def _variable_misfit(name: str, variable: DistributedVariable, values: Mapping[s
     return ""
 
 
-def _set_variable(variable: DistributedVariable, value: Any) -> None:
+def set_variable(variable: DistributedVariable, value: Any) -> None:
+    """Set a variable to the value that a checkpoint holds of it.  Local."""
     if variable.synchronization is VariableSynchronization.ON_READ:
         variable.assign(value)
     else:

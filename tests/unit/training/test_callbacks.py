@@ -455,6 +455,55 @@ def test_what_callbacks_remember_is_restored(tmp_path):
     assert len(on_two_ranks(on_rank, losses, 5)["loss"]) == 1
 
 
+class Stopped(Scripted):
+    """A trainer with a variable of each kind, that goes back to the best; its loss is as written for each epoch."""
+
+    def __init__(self, losses):
+        super().__init__(losses)
+        with self.variable.strategy.scope():
+            self.seen = mpidist.Variable(numpy.zeros(1), synchronization="ON_READ", aggregation="SUM")
+        variables = [self.variable, self.seen]
+        self.trainer = mpidist.Trainer(self.value_and_grad, variables, mpidist.optimizers.SGD(0.5))
+
+    def value_and_grad(self, parameters, x):
+        self.seen.assign_add([1.0])
+        return self.losses[self.trainer.epoch], [numpy.ones(1), None]
+
+    def values(self):
+        with self.variable.strategy.scope():
+            return float(self.variable.value[0]), float(self.seen.value[0])
+
+
+def stopped(directory, losses, epochs, goes_back=True):
+    """Train, resume in a new trainer after each number of epochs; return the variables and the best epoch."""
+    for end in epochs:
+        stopping = callbacks.EarlyStopping("loss", patience=2, restore_best_weights=goes_back)
+        script = Stopped(losses)
+        script.fit(stopping, callbacks.ModelCheckpoint(directory, resume=True), epochs=end)
+    return (*script.values(), stopping.best_epoch, stopping.stopped_epoch)
+
+
+@pytest.mark.parametrize("epochs", [[5], [3, 5], [2, 3, 5], [1, 5]])
+def test_a_resumed_training_goes_back_to_the_best_variables_of_all_epochs(tmp_path, epochs):
+    # two steps an epoch, each by 0.5, on two ranks; the best is the second epoch
+    assert on_two_ranks(stopped, tmp_path, [3.0, 1.0, 2.0, 2.0, 2.0], epochs) == (-2.0, 8.0, 1, 3)
+
+
+def test_the_best_variables_are_restored_on_another_number_of_ranks(tmp_path):
+    losses = [3.0, 1.0, 2.0, 2.0, 2.0]
+    on_two_ranks(stopped, tmp_path, losses, [3])
+    assert run_ranks(1, stopped, tmp_path, losses, [5]) == [(-2.0, 8.0, 1, 3)]
+
+
+def test_a_checkpoint_without_the_best_variables_is_warned_of(tmp_path):
+    losses = [1.0, 2.0, 3.0, 4.0]
+    run_ranks(1, stopped, tmp_path, losses, [2], False)
+    with pytest.warns(RuntimeWarning, match="does not have the variables of epoch 0, the best so far"):
+        (found,) = run_ranks(1, stopped, tmp_path, losses, [4])
+    assert found[0] == -3.0  # the third epoch is the best from then on
+    assert found[2] == 2
+
+
 def test_the_best_is_saved_and_known_after_a_restart(tmp_path):
     def on_rank(losses, epochs):
         script = Scripted(losses)
