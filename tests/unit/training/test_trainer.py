@@ -654,3 +654,30 @@ def test_a_step_that_is_left_out_is_a_step_but_no_update():
         return again.steps_made, again.optimizer.iterations, again.optimizer.skipped_steps
 
     assert run_ranks(2, on_rank) == [(3, 2, 1)] * 2
+
+
+def test_a_list_of_batches_is_an_iterable_of_batches():
+    def on_rank():
+        with mpidist.MirroredStrategy().scope():
+            variable = mpidist.Variable(numpy.zeros(1))
+        seen = []
+
+        def loss(parameter, x, y):
+            seen.append((x.tolist(), y.tolist()))
+            return 0.0, numpy.zeros(1)
+
+        batches = [
+            (numpy.array([1.0, 2.0]), numpy.array([3.0, 4.0])),
+            (numpy.array([5.0, 6.0]), numpy.array([7.0, 8.0])),
+        ]
+        trainer = mpidist.Trainer(loss, variable, mpidist.optimizers.SGD(0.1))
+        trainer.fit(batches, epochs=1, verbose=0)
+        with pytest.raises(ValueError, match="batch_size cannot be given with a list"):
+            trainer.fit(batches, batch_size=2)
+        trainer.fit([(9.0, 9.5)], [1.0], verbose=0)  # rows of numbers are an array
+        return seen
+
+    assert run_ranks(2, on_rank) == [
+        [([1.0], [3.0]), ([5.0], [7.0]), ([[9.0, 9.5]], [1.0])],
+        [([2.0], [4.0]), ([6.0], [8.0])],
+    ]
