@@ -36,7 +36,8 @@ class EarlyStopping(Monitoring):
     patience : int
         The training ends after so many epochs in which the log did not get better.
     mode : str
-        ``"min"``, ``"max"``, or ``"auto"``: by the name of the log.
+        ``"min"``, ``"max"``, or ``"auto"``: by the metric, or the name of the log; ValueError when training begins if
+        neither tells.
     baseline : float, optional
         A value that the log must get better than.
     restore_best_weights : bool
@@ -73,6 +74,7 @@ class EarlyStopping(Monitoring):
         self.start_from_epoch = start_from_epoch
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
+        self._look_at_metrics()
         self.best, self.best_epoch, self.stopped_epoch = self.monitor.worst, 0, 0
         self.wait = 0
         self._best_copies: list[Any] | None = None

@@ -18,6 +18,7 @@ class Accuracy(MeanOfRows):
     """
 
     _name = "accuracy"
+    grows = True
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         y_true, y_pred = same_shape(self.name, y_true, y_pred)
@@ -39,6 +40,7 @@ class BinaryAccuracy(MeanOfRows):
     """
 
     _name = "binary_accuracy"
+    grows = True
 
     def __init__(self, name: str | None = None, threshold: float = 0.5) -> None:
         super().__init__(name)
@@ -58,6 +60,7 @@ class CategoricalAccuracy(MeanOfRows):
     """
 
     _name = "categorical_accuracy"
+    grows = True
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         return _hot(self.name, y_true, y_pred) == y_pred.argmax(axis=-1)
@@ -73,6 +76,7 @@ class SparseCategoricalAccuracy(MeanOfRows):
     """
 
     _name = "sparse_categorical_accuracy"
+    grows = True
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         return _classes(self.name, y_true, y_pred) == y_pred.argmax(axis=-1)
@@ -89,6 +93,7 @@ class TopKCategoricalAccuracy(MeanOfRows):
     """
 
     _name = "top_k_categorical_accuracy"
+    grows = True
 
     def __init__(self, k: int = 5, name: str | None = None) -> None:
         super().__init__(name)
@@ -111,6 +116,7 @@ class SparseTopKCategoricalAccuracy(TopKCategoricalAccuracy):
     """
 
     _name = "sparse_top_k_categorical_accuracy"
+    grows = True
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         return in_top_k(_classes(self.name, y_true, y_pred), y_pred, self.k)
@@ -120,6 +126,7 @@ class AccuracyByShape(MeanOfRows):
     """The accuracy that fits the shapes, as ``"accuracy"`` means in Keras: binary, categorical or sparse."""
 
     _name = "accuracy"
+    grows = True
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         if y_pred.ndim < 2 or y_pred.shape[-1] == 1:

@@ -42,6 +42,8 @@ class Metric(abc.ABC):
 
     #: The sums of all processes on a server, where there is a `ClusterCoordinator`.
     remote: Any = None
+    #: Whether it is better when it grows; None where nobody knows.
+    grows: bool | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name

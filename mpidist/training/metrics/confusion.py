@@ -16,6 +16,8 @@ COUNTS = ("true_positives", "false_negatives", "false_positives", "true_negative
 class ThresholdMetric(Metric):
     """Counts of true and false positives and negatives, at each of some thresholds."""
 
+    grows = True
+
     def __init__(
         self,
         name: str,

@@ -155,6 +155,56 @@ def test_early_stopping_goes_back_to_the_best_variables():
     assert on_two_ranks(on_rank) == (-2.0, 1, 3)
 
 
+class Graded(Scripted):
+    """A trainer with metrics that are as written for each epoch: the share of predictions above 1/2."""
+
+    def __init__(self, shares, metric):
+        super().__init__(shares)
+        self.trainer = mpidist.Trainer(
+            self.graded, self.variable, mpidist.optimizers.SGD(0.5), metrics=[metric], predict_fn=lambda p, x: x
+        )
+
+    def graded(self, parameter, x, y):
+        right = numpy.arange(len(y)) < round(self.losses[self.trainer.epoch] * len(y))
+        return (1.0, right.astype("float32")), numpy.ones(1)
+
+    def best_epochs(self, monitor, **options):
+        used = callbacks.EarlyStopping(monitor, patience=9, restore_best_weights=True, **options)
+        self.trainer.fit(numpy.zeros(4), numpy.ones(4), epochs=3, batch_size=4, callbacks=[used], verbose=0)
+        return used.best_epoch
+
+
+def share(y_true, y_pred):
+    return y_pred
+
+
+@pytest.mark.parametrize(
+    ("metric", "monitor", "options", "best"),
+    [
+        (mpidist.metrics.Recall(name="found"), "found", {}, 1),
+        (mpidist.metrics.BinaryAccuracy(name="right"), "right", {}, 1),
+        (mpidist.metrics.MeanSquaredError(name="accuracy"), "accuracy", {}, 1),
+        (share, "share", {"mode": "max"}, 1),
+        (share, "share", {"mode": "min"}, 0),
+    ],
+)
+def test_the_metric_tells_whether_its_log_is_to_grow(metric, monitor, options, best):
+    assert run_ranks(1, lambda: Graded([0.25, 0.75, 0.5], metric).best_epochs(monitor, **options)) == [best]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: callbacks.EarlyStopping("val_share"),
+        lambda folder: callbacks.ReduceLROnPlateau("val_share"),
+        lambda folder: callbacks.ModelCheckpoint(folder, "val_share", save_best_only=True),
+    ],
+)
+def test_a_log_of_which_nothing_tells_is_refused_when_training_begins(tmp_path, make):
+    with pytest.raises(ValueError, match=r"monitors 'val_share', and nothing tells .*give mode='max' or mode='min'"):
+        run_ranks(1, lambda: Scripted([1.0]).fit(make(tmp_path)))
+
+
 def test_a_log_that_is_not_there_is_warned_of_with_those_that_are():
     def on_rank():
         with pytest.warns(UserWarning, match="EarlyStopping monitors 'val_loss', which.* there are: loss"):
