@@ -339,3 +339,20 @@ def test_a_generator_that_was_begun_is_not_taken_for_a_new_epoch():
         list(dataset)
     again = Dataset.from_generator(lambda: iter(range(4)))
     assert as_lists(again) == as_lists(again) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("make", [lambda n: Dataset.range(n), lambda n: Dataset.from_generator(lambda: range(n))])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_batches_of_different_sizes_are_not_put_side_by_side(make, replicas):
+    zipped = Dataset.zip({"x": make(10).batch(4), "y": make(9).batch(4)})
+    assert [(x["x"].tolist(), x["y"].tolist()) for x in zipped.take(2)] == [([0, 1, 2, 3],) * 2, ([4, 5, 6, 7],) * 2]
+    errors = []
+    for replica in range(replicas):
+        try:
+            list(DistributedDataset(zipped, replica, replicas))
+        except InputError as error:
+            errors.append(str(error))
+    assert errors
+    assert "batches side by side have" in errors[0]
+    rows = Dataset.zip(make(10), make(9)).batch(4)
+    assert [len(x) for x, _ in rows] == [len(y) for _, y in rows] == [4, 4, 1]
