@@ -234,6 +234,11 @@ class Trainer:
         -------
         float, list of float, or dict
             The loss; ``[loss, *metrics]`` if there are metrics; or a dict, if asked for.
+
+        Raises
+        ------
+        ValueError
+            On all ranks: the data have no rows, of which no loss could be told.
         """
         data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size)
         logs = self._evaluate(*self._one_walk(data, steps, callbacks, verbose))
@@ -433,7 +438,7 @@ class Trainer:
                 self.strategy.run(self._test_on, (batch,))
             for hook in end_hooks:
                 hook(number, {})
-        logs = self._results()
+        logs = self._results(needs_rows=True)
         if self._is_training:
             for metric, sums in zip(metrics, kept, strict=True):
                 for name, value in sums.items():
@@ -454,11 +459,17 @@ class Trainer:
             metric.update_state(batch[1], evaluation.predictions)
         return rows
 
-    def _results(self) -> Logs:
-        """Return loss and metrics over the rows of all ranks, in one call.  Collective."""
+    def _results(self, needs_rows: bool = False) -> Logs:
+        """Return loss and metrics over all rows, in one call; ValueError where rows are needed and none there.  Collective."""
         metrics = [self._loss, *self.metrics]
         sums = [array for metric in metrics for array in metric.sums.values()]
-        reduced = iter(self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums))
+        reduced_sums = self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums)
+        if needs_rows and not reduced_sums[list(self._loss.sums).index("count")]:
+            raise ValueError(
+                "there is nothing to evaluate: the data have no rows. Look at the filters of the data set; what can be "
+                "gone through once only is no data set"
+            )
+        reduced = iter(reduced_sums)
         return {metric.name: metric.compute({name: next(reduced) for name in metric.sums}) for metric in metrics}
 
     def _reset(self, metrics: Sequence[Metric]) -> None:

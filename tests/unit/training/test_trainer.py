@@ -681,3 +681,21 @@ def test_a_list_of_batches_is_an_iterable_of_batches():
         [([1.0], [3.0]), ([5.0], [7.0]), ([[9.0, 9.5]], [1.0])],
         [([2.0], [4.0]), ([6.0], [8.0])],
     ]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("is_validation", [True, False])
+def test_of_no_rows_there_is_no_loss(size, is_validation):
+    def on_rank():
+        with mpidist.MirroredStrategy().scope():
+            variable = mpidist.Variable(numpy.zeros(1))
+        trainer = mpidist.Trainer(lambda p, x: (1.0, numpy.zeros(1)), variable, mpidist.optimizers.SGD(0.1))
+        none = mpidist.data.Dataset.range(9).filter(lambda x: False).batch(3)
+        with pytest.raises(ValueError, match="there is nothing to evaluate: the data have no rows"):
+            if is_validation:
+                trainer.fit(numpy.zeros(4), validation_data=none, verbose=0)
+            else:
+                trainer.evaluate(none, verbose=0)
+        return trainer.evaluate(numpy.zeros(4), verbose=0)
+
+    assert run_ranks(size, on_rank) == [1.0] * size
