@@ -50,14 +50,14 @@ class Agreement:
         """Whether there is another rank."""
         return self._communicator is not None
 
-    def compare(self, name: str, facts: Facts) -> None:
+    def compare(self, name: str, facts: Facts, advice: str = ADVICE) -> None:
         """Raise CollectiveMismatchError on all ranks unless they have the same facts.  Collective."""
         if self._communicator is None:
             return
         try:
             self._communicator.check(self._communicator.call(name, facts), self._timeout_seconds)
         except CollectiveMismatchError as error:
-            raise CollectiveMismatchError(f"{error}. {ADVICE}") from None
+            raise CollectiveMismatchError(f"{error}. {advice}") from None
 
     def largest(self, values: numpy.ndarray) -> numpy.ndarray:
         """Return the element-wise maximum over all ranks, in place.  Collective."""

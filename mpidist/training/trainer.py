@@ -18,7 +18,7 @@ from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
 from mpidist.options import ReduceOp
 from mpidist.training import batches as feeding
-from mpidist.training import predictions
+from mpidist.training import predictions, settings
 from mpidist.training.batches import Batches
 from mpidist.training.callbacks.base import Callback, CallbackList, Logs
 from mpidist.training.callbacks.history import History
@@ -180,7 +180,7 @@ class Trainer:
         TypeError, ValueError
             A function returned something else than it should; names the rank.
         CollectiveMismatchError
-            On all ranks: their data or functions differ.
+            On all ranks: their data, functions, metrics or optimizers differ, such as in the learning rate.
         """
         seeds = seed if shuffle else None
         self._data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size, seeds)
@@ -353,6 +353,9 @@ class Trainer:
         while position.epoch < epochs:
             epoch = position.epoch
             called.call("on_epoch_begin", epoch, {})
+            self._require_same_settings(
+                epoch=epoch, epochs=epochs, steps=data.steps_per_epoch, validation_freq=validation_freq
+            )
             is_whole = self._train_epoch(data, called)
             logs = self._results()
             if validation is not None and (epoch + 1) % validation_freq == 0:
@@ -360,6 +363,7 @@ class Trainer:
             if is_whole:  # else a checkpoint that is saved now goes on in the middle of this epoch, as the data do
                 position.begin_epoch(epoch + 1)
             called.call("on_epoch_end", epoch, logs)
+            self._require_same_settings(epoch=epoch)
             if self._all_agree_to_stop():
                 break
         called.call("on_train_end", logs)
@@ -399,6 +403,12 @@ class Trainer:
         if evaluation is not None:
             self.rows_trained += self._count(batch, evaluation)
         return totals
+
+    def _require_same_settings(self, **arguments: Any) -> None:
+        """Raise CollectiveMismatchError on all ranks unless all have the same optimizer, metrics and arguments."""
+        agreement = self.strategy.extended._agreement()
+        if agreement.needed:
+            agreement.compare("fit", settings.facts_of(self.optimizer, self.metrics, arguments), settings.ADVICE)
 
     def _all_agree_to_stop(self) -> bool:
         """Return whether any rank has voted for the end.  Collective."""
@@ -460,7 +470,7 @@ class Trainer:
         return rows
 
     def _results(self, needs_rows: bool = False) -> Logs:
-        """Return loss and metrics over all rows, in one call; ValueError where rows are needed and none there.  Collective."""
+        """Return loss and metrics over all rows, in one call; of no rows a ValueError, if asked for.  Collective."""
         metrics = [self._loss, *self.metrics]
         sums = [array for metric in metrics for array in metric.sums.values()]
         reduced_sums = self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums)
