@@ -473,7 +473,8 @@ class Trainer:
         """Return loss and metrics over all rows, in one call; of no rows a ValueError, if asked for.  Collective."""
         metrics = [self._loss, *self.metrics]
         sums = [array for metric in metrics for array in metric.sums.values()]
-        reduced_sums = self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums)
+        names = [name for metric in metrics for name in metric.names_of_sums()]
+        reduced_sums = self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums, destinations=names)
         if needs_rows and not reduced_sums[list(self._loss.sums).index("count")]:
             raise ValueError(
                 "there is nothing to evaluate: the data have no rows. Look at the filters of the data set; what can be "

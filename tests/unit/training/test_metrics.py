@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 import mpidist
 from mpidist import metrics
+from mpidist.errors import CollectiveMismatchError
 from mpidist.testing import run_ranks
 
 OBSERVED = json.loads((Path(__file__).parents[2] / "oracle" / "keras_metrics.json").read_text())["cases"]
@@ -335,3 +336,32 @@ def test_a_label_that_the_dtype_of_the_predictions_cannot_hold_is_not_equal(labe
     metric = metrics.Accuracy()
     metric.update_state(labels, predictions)
     assert metric.result() == 0.5
+
+
+def test_metrics_that_are_read_in_another_order_are_not_added_up():
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            found = [metrics.Mean("loss"), metrics.Mean("accuracy")]
+        first, second = found if strategy.extended.is_chief else found[::-1]
+        return first.result(), second.result()
+
+    with pytest.raises(CollectiveMismatchError, match="'total of metric accuracy'.*'total of metric loss'"):
+        run_ranks(2, on_rank)
+
+
+def test_evaluations_by_other_metrics_are_not_added_up():
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            variable = mpidist.Variable(numpy.zeros(1))
+            trainer = mpidist.Trainer(
+                lambda p, x, y: ((1.0, x), numpy.ones(1)),
+                variable,
+                mpidist.optimizers.SGD(0.1),
+                metrics=["mse" if strategy.extended.is_chief else "mae"],
+            )
+        return trainer.evaluate(numpy.zeros(4), numpy.ones(4), verbose=0)
+
+    with pytest.raises(CollectiveMismatchError, match="'total of metric mae'.*'total of metric mse'"):
+        run_ranks(2, on_rank)
