@@ -24,6 +24,10 @@ class TextTable(Table):
 
     def __init__(self, path: str, encoding: str = "utf-8", skip: int = 0) -> None:
         super().__init__(path)
+        if len("\n\n".encode(encoding)) - len("\n".encode(encoding)) != 1 or not "\n".encode(encoding).endswith(b"\n"):
+            raise ValueError(
+                f"{path}: lines are found by the byte 0x0a, which ends none in {encoding}; convert it to UTF-8"
+            )
         self.encoding, self.skip = encoding, skip
 
     @cached_property
