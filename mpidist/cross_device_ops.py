@@ -432,11 +432,21 @@ def overrides(kind: type, base: type, *names: str) -> bool:
     return any(getattr(kind, name) is not getattr(base, name) for name in names)
 
 
+class ValueName(str):
+    """The name of a value that is for no variable, in the place of its destination: ranks compare it."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return str(self)
+
+
 def _names(destinations: Sequence[Any] | None) -> list[str] | None:
     """Return how messages call the values: by the variables that they are for; None when there are none."""
-    if destinations is None or not any(isinstance(each, DistributedVariable) for each in destinations):
+    named = (DistributedVariable, ValueName)
+    if destinations is None or not any(isinstance(each, named) for each in destinations):
         return None
-    return [each.name if isinstance(each, DistributedVariable) else "" for each in destinations]
+    return [each.name if isinstance(each, named) else "" for each in destinations]
 
 
 def _contiguous_copy(array: Any) -> Any:

@@ -15,6 +15,7 @@ from mpidist.errors import CollectiveMismatchError
 from mpidist.input import structure
 from mpidist.input.dataset import Dataset
 from mpidist.input.files import FileRows
+from mpidist.input.mapping import Filter
 from mpidist.input.options import AutoShardPolicy
 from mpidist.input.sources import Arrays, Foreign, Generated
 from mpidist.input.stage import Stage
@@ -49,14 +50,14 @@ class Agreement:
         """Whether there is another rank."""
         return self._communicator is not None
 
-    def compare(self, name: str, facts: Facts) -> None:
+    def compare(self, name: str, facts: Facts, advice: str = ADVICE) -> None:
         """Raise CollectiveMismatchError on all ranks unless they have the same facts.  Collective."""
         if self._communicator is None:
             return
         try:
             self._communicator.check(self._communicator.call(name, facts), self._timeout_seconds)
         except CollectiveMismatchError as error:
-            raise CollectiveMismatchError(f"{error}. {ADVICE}") from None
+            raise CollectiveMismatchError(f"{error}. {advice}") from None
 
     def largest(self, values: numpy.ndarray) -> numpy.ndarray:
         """Return the element-wise maximum over all ranks, in place.  Collective."""
@@ -165,6 +166,7 @@ def _spaced(length: int, most: int) -> numpy.ndarray:
 # -- what is compared at every step ------------------------------------------------------------------------------------
 
 
-def watched(stage: Stage) -> list[Generated | Foreign]:
-    """Return the sources of which only reading tells whether ranks have the same.  Local."""
-    return [source for source in stage.sources() if isinstance(source, (Generated, Foreign))]
+def watched(stage: Stage) -> list[Generated | Foreign | Filter]:
+    """Return the stages of which only reading tells whether ranks have the same.  Local."""
+    found = [stage] if isinstance(stage, (Generated, Foreign, Filter)) else []
+    return sum(map(watched, stage.children), found)

@@ -100,7 +100,8 @@ class Dataset:
         ----------
         generator : callable
             ``generator(*args)`` returns an iterable of elements.  It is called again for every epoch, on every rank,
-            and must give the same elements everywhere: seed random numbers alike.
+            and must give the same elements everywhere: seed random numbers alike.  It may write to an array again
+            that it has given: elements are copied.
         output_signature : ArraySpec, or nested tuples and dicts of these, optional
             What elements are converted to; lists in them become arrays.
         args : tuple
@@ -196,7 +197,8 @@ class Dataset:
         columns : list of str, optional
             Those wanted, by name, or by number where there is no header; None is all.
         dtype : dtype or mapping
-            Of all columns, or of each; those that a mapping leaves out are float32.  ``str`` keeps the text.
+            Of all columns, or of each; those that a mapping leaves out are float32.  ``str`` keeps the text, ``bool``
+            is 0, 1, false or true in any case.
         header : bool
             Whether the first line of every file has the names.
         delimiter, encoding : str
@@ -304,7 +306,7 @@ class Dataset:
         return self._then(Map(self._stage, map_func, threads, by_rows))
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
-        """Return the elements of which a function says True; a stream."""
+        """Return the elements of which a function says True, the same on every rank; a stream."""
         return self._then(Filter(self._stage, predicate))
 
     def batch(

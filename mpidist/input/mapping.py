@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -87,14 +88,18 @@ class Filter(Derived):
         super().__post_init__()
         self.length = None
         self.indexed = False
+        #: The checksum of the numbers of the elements kept.
+        self.seen = 0
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         return itertools.islice(self._kept(epoch), start, None)
 
     def _kept(self, epoch: int) -> Iterator[Item]:
+        self.seen = 0
         for number, item in enumerate(self.child.items(epoch)):
             element, stage = item(), self.child if self.child.indexed else self
             if _called("filter", self.predicate, element, partial(stage.place, epoch, number)):
+                self.seen = zlib.crc32(number.to_bytes(8, "little"), self.seen)
                 yield partial(cut, element) if self.batched else partial(_given, element)
 
     def place(self, epoch: int, position: int) -> str:

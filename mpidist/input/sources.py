@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import copy
 import itertools
 import math
 import warnings
@@ -82,10 +84,16 @@ class Generated(Stage):
     ) -> None:
         self.generator_fn, self.args, self.signature = generator_fn, args, signature
         self.seen = 0
+        self._walked: Any = None
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         elements = iter(self.generator_fn(*self.args))
-        self.seen = 0
+        if elements is self._walked:
+            raise InputError(
+                f"the generator {name_of(self.generator_fn)} has returned the same {type(elements).__name__} again, of "
+                "which elements were taken before: make a new one in the function, at every call"
+            )
+        self._walked, self.seen = elements, 0
         for number in itertools.count():
             try:
                 element = next(elements)
@@ -97,7 +105,7 @@ class Generated(Stage):
                 ) from error
             self.seen = checksum_of(element, self.seen)
             if number >= start:
-                yield partial(self._converted, element, number)
+                yield partial(self._converted, structure.map_leaves(_kept, element), number)
 
     def _converted(self, element: Any, number: int, part: RowPart = WHOLE) -> Any:
         if self.signature is None:
@@ -252,6 +260,17 @@ def checksum_of(element: Any, start: int = 0) -> int:
 def _stride(length: int) -> int:
     """Return the step by which to look at about `_MOST_CHECKED` values; odd, so that it strays through the columns."""
     return length // _MOST_CHECKED | 1
+
+
+def _kept(leaf: Any) -> Any:
+    """Return a copy of what the generator may write to when it goes on: many fill one buffer again and again."""
+    if isinstance(leaf, (*_PLAIN, numpy.generic)):
+        return leaf
+    if isinstance(leaf, list):
+        return [_kept(item) for item in leaf]
+    if arrays.is_foreign(leaf):
+        leaf = arrays.to_array(leaf)
+    return copy.copy(leaf) if isinstance(leaf, array.array) or arrays.is_known(leaf) else leaf
 
 
 def _require_shape(spec: ArraySpec, array: Any) -> None:

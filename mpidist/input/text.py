@@ -15,12 +15,19 @@ from mpidist.input.stage import ArraySpec, Positions
 
 _BLOCK_BYTES, _NEWLINE = 1 << 24, 10
 
+#: The texts of truth values, in any case.
+_TRUTH = {"0": False, "1": True, "false": False, "true": True}
+
 
 class TextTable(Table):
     """The lines of a text file, as str without their line ends."""
 
     def __init__(self, path: str, encoding: str = "utf-8", skip: int = 0) -> None:
         super().__init__(path)
+        if len("\n\n".encode(encoding)) - len("\n".encode(encoding)) != 1 or not "\n".encode(encoding).endswith(b"\n"):
+            raise ValueError(
+                f"{path}: lines are found by the byte 0x0a, which ends none in {encoding}; convert it to UTF-8"
+            )
         self.encoding, self.skip = encoding, skip
 
     @cached_property
@@ -137,11 +144,11 @@ class CsvTable(TextTable):
         if dtype.kind == "U":
             return numpy.array(texts, dtype=numpy.str_)
         try:
-            return numpy.array(texts, dtype=numpy.str_).astype(dtype)
+            return _numbers(texts, dtype)
         except ValueError:
             for row, text in zip(rows, texts, strict=True):
                 try:
-                    numpy.array(text).astype(dtype)
+                    _numbers([text], dtype)
                 except ValueError as error:
                     raise ValueError(f"column {name!r} of row {row} is {text!r}, expected {dtype}") from error
             raise
@@ -149,3 +156,17 @@ class CsvTable(TextTable):
     def spec(self) -> Any:
         found = {name: ArraySpec((), dtype) for name, _, dtype in self._columns}
         return found if self.header else tuple(found.values())
+
+
+def _numbers(texts: list[str], dtype: numpy.dtype) -> numpy.ndarray:
+    """Return what texts mean in a dtype; ValueError where one means nothing in it."""
+    if dtype.kind == "b":  # NumPy takes every text that is not empty for True
+        if wrong := {text.strip().lower() for text in texts} - _TRUTH.keys():
+            raise ValueError(f"{min(wrong)!r} is none of {', '.join(_TRUTH)}")
+        return numpy.array([_TRUTH[text.strip().lower()] for text in texts], dtype)
+    if dtype.kind in "iu":  # of numbers that do not fit, an older NumPy keeps the last bits
+        numbers, limits = [int(text) for text in texts], numpy.iinfo(dtype)
+        if numbers and not limits.min <= min(numbers) <= max(numbers) <= limits.max:
+            raise ValueError(f"a number is not from {limits.min} to {limits.max}")
+        return numpy.array(numbers, dtype)
+    return numpy.array(texts, dtype=numpy.str_).astype(dtype)

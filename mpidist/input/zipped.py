@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy
+
 from mpidist.input import structure
 from mpidist.input.sharding import WHOLE, RowPart
 from mpidist.input.stage import Item, Positions, Stage, as_array, gather_by
@@ -28,7 +30,8 @@ class Zip(Stage):
         self.drop_remainder = self.batched and any(child.drop_remainder for child in self.children)
 
     def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
-        return self._each(lambda stage: stage.at(epoch, position, part) if stage.batched else stage.at(epoch, position))
+        parts = (part,) if self.batched else ()
+        return self._side_by_side([stage.at(epoch, position, *parts) for stage in self.children])
 
     def gather(self, epoch: int, positions: Positions) -> Any:
         return self._each(lambda stage: stage.gather(epoch, positions))
@@ -38,8 +41,20 @@ class Zip(Stage):
             yield partial(self._made, items)
 
     def _made(self, items: tuple[Item, ...], part: RowPart = WHOLE) -> Any:
-        elements = (item() if part is WHOLE else item(part) for item in items)
-        return self._each(lambda stage: next(elements))
+        return self._side_by_side([item() if part is WHOLE else item(part) for item in items])
+
+    def _side_by_side(self, elements: list[Any]) -> Any:
+        """Return the elements of the stages in one; ValueError if they are batches of different numbers of rows."""
+        if self.batched:
+            has_rows = [each for each in elements if any(map(numpy.ndim, structure.leaves(each)))]
+            lengths = list(map(structure.first_length, has_rows))
+            if len({*lengths}) > 1:
+                raise ValueError(
+                    f"batches side by side have {lengths} rows; zip the rows and make batches of them: "
+                    "`Dataset.zip(...).batch(...)`"
+                )
+        left = iter(elements)
+        return self._each(lambda stage: next(left))
 
     def _each(self, function: Callable[[Stage], Any]) -> Any:
         return structure.map_leaves(function, self.stages)

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy
+
 from mpidist.input import structure
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, DistributedIterator, as_dataset, batched
@@ -52,7 +54,11 @@ def are_arrays(value: Any) -> bool:
     """Return whether these are arrays, and not something that gives batches.  Local."""
     if isinstance(value, (tuple, dict)):
         return all(map(are_arrays, structure.leaves(value)))
-    return isinstance(value, list) or hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+    if isinstance(value, list):  # numbers, or rows, as one array; not batches of several arrays each
+        return not any(
+            isinstance(item, (tuple, dict)) and any(map(numpy.ndim, structure.leaves(item))) for item in value
+        )
+    return hasattr(value, "__array__") or hasattr(value, "__dlpack__")
 
 
 class Batches:

@@ -248,7 +248,7 @@ class Checkpoint:
         for name in names:
             part = self._parts[name]
             if name in variables:
-                _set_variable(part, values[name])
+                set_variable(part, values[name])
             elif isinstance(part, Optimizer):
                 part.restore(state_in(values, name), variables)
             elif (state := _saved_state(values, name)) is not None:
@@ -319,7 +319,8 @@ def _variable_misfit(name: str, variable: DistributedVariable, values: Mapping[s
     return ""
 
 
-def _set_variable(variable: DistributedVariable, value: Any) -> None:
+def set_variable(variable: DistributedVariable, value: Any) -> None:
+    """Set a variable to the value that a checkpoint holds of it.  Local."""
     if variable.synchronization is VariableSynchronization.ON_READ:
         variable.assign(value)
     else:
@@ -408,6 +409,7 @@ def _write_together(
     numbers, written = answers[CHIEF][2]
 
     def begin() -> None:
+        hdf5_file.require_storable(found)
         owner.claim()
         hdf5_file.begin(path)
 
@@ -484,5 +486,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _on_host(value: Any) -> numpy.ndarray:
+    """Return an array of the host, in its byte order: names of dtypes do not tell that."""
     array = arrays.to_array(value)
-    return arrays.as_host(array) if arrays.is_device(array) else numpy.asarray(array)
+    array = arrays.as_host(array) if arrays.is_device(array) else numpy.asarray(array)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

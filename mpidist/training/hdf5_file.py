@@ -54,7 +54,8 @@ def write(
     numbers: Mapping[str, Any],
     permit_fn: Callable[[], None] = lambda: None,  # raises where the file must not get its name
 ) -> None:
-    """Write a file that is there complete, or not at all.  Local."""
+    """Write a file that is there complete, or not at all; errors also as for `require_storable`.  Local."""
+    require_storable(arrays)
     written = begin(path)
     try:
         with open(written, "w+b") as file:
@@ -207,7 +208,9 @@ def _read_array(path: Path, entry: Any, name: str) -> numpy.ndarray:
     array = numpy.asarray(entry[()])
     _require_checksum(path, f"array {name!r}", checksum(array), int(entry.attrs[_CHECKSUM_NAME]))
     dtype = _dtype(path, name, entry.attrs[_DTYPE_NAME])
-    return array if array.dtype == dtype else array.view(dtype)
+    if array.dtype.newbyteorder("=") == dtype:  # older files have arrays in the byte order that they were given in
+        return array.astype(dtype, copy=False)
+    return array.view(dtype)
 
 
 def add_trailer(file: BinaryIO, ranges: Ranges) -> None:
@@ -268,6 +271,20 @@ def _require_checksum(path: Path, what: str, got: int, expected: int) -> None:
         raise CheckpointError(
             f"{path} is damaged: {what} has CRC-32 {got:#010x}, expected {expected:#010x}; restore another checkpoint"
         )
+
+
+def require_storable(arrays: Mapping[str, numpy.ndarray]) -> None:
+    """Raise TypeError for an array that would not come back as it is: text, records, objects, foreign bytes.  Local."""
+    for name, array in arrays.items():
+        try:
+            is_known = numpy.dtype(array.dtype.name) == array.dtype and not array.dtype.hasobject
+        except TypeError:
+            is_known = False
+        if not is_known:
+            raise TypeError(
+                f"{name!r} cannot be saved: it is an array of dtype {array.dtype}, expected numbers, truth values or "
+                "times; give text as str or a list of str, and each field of a record under a name of its own"
+            )
 
 
 def storable(array: numpy.ndarray) -> numpy.ndarray:

@@ -28,7 +28,7 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
     Returns
     -------
     scalar
-        In the dtype of the losses.
+        In the dtype of the losses; float64 for whole numbers.
 
     Raises
     ------
@@ -47,9 +47,11 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
             f"Received per_example_loss={per_example_loss} with rank 0"
         )
     rows = _global_rows(loss) if global_batch_size is None else _batch_size(global_batch_size)
+    values = _wide(loss)
     if sample_weight is not None:
-        loss = loss * _weights(sample_weight, loss)
-    return _share(loss.sum(), rows)
+        values = values.astype("float64") if values.dtype.kind in "biu" else values  # or weights would be cut off
+        values = values * _weights(sample_weight, values)
+    return _share(values.sum(), rows, loss.dtype)
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:
@@ -66,7 +68,8 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
         If called in cross-replica context.
     """
     _require_replica_context("scale_regularization_loss")
-    return _share(_as_array(regularization_loss).sum(), context.get_strategy().num_replicas_in_sync)
+    loss = _as_array(regularization_loss)
+    return _share(_wide(loss).sum(), context.get_strategy().num_replicas_in_sync, loss.dtype)
 
 
 def _require_replica_context(name: str) -> None:
@@ -84,10 +87,18 @@ def _as_array(value: Any) -> Any:
     return array.astype("float32") if array.dtype == numpy.float64 else array
 
 
-def _share(total: Any, number: int) -> Any:
-    """Return a total over a number, 0 for none, in the total's dtype; NumPy 1 gives float64 for two scalars."""
+def _wide(loss: Any) -> Any:
+    """Return losses in the dtype in which they are added up: a sum of 16-bit floats would stop to grow, or overflow."""
+    is_short = loss.dtype.kind not in "biu" and loss.dtype.itemsize < 4
+    return loss.astype("float32") if is_short else loss
+
+
+def _share(total: Any, number: int, dtype: Any) -> Any:
+    """Return a total over a number, 0 for none, in the dtype of the losses; that of whole numbers in the quotient's."""
+    # NumPy 1 gives float64 for two scalars
     divisor = total.dtype.type(number) if total.dtype.kind in "fc" else number
-    return total / divisor if number else total * divisor
+    share = total / divisor if number else total * divisor
+    return share if dtype.kind in "biu" or share.dtype == dtype else share.astype(dtype)
 
 
 def _global_rows(loss: Any) -> int:

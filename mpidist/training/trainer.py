@@ -18,7 +18,7 @@ from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
 from mpidist.options import ReduceOp
 from mpidist.training import batches as feeding
-from mpidist.training import predictions
+from mpidist.training import predictions, settings
 from mpidist.training.batches import Batches
 from mpidist.training.callbacks.base import Callback, CallbackList, Logs
 from mpidist.training.callbacks.history import History
@@ -180,7 +180,7 @@ class Trainer:
         TypeError, ValueError
             A function returned something else than it should; names the rank.
         CollectiveMismatchError
-            On all ranks: their data or functions differ.
+            On all ranks: their data, functions, metrics or optimizers differ, such as in the learning rate.
         """
         seeds = seed if shuffle else None
         self._data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size, seeds)
@@ -234,6 +234,11 @@ class Trainer:
         -------
         float, list of float, or dict
             The loss; ``[loss, *metrics]`` if there are metrics; or a dict, if asked for.
+
+        Raises
+        ------
+        ValueError
+            On all ranks: the data have no rows, of which no loss could be told.
         """
         data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size)
         logs = self._evaluate(*self._one_walk(data, steps, callbacks, verbose))
@@ -348,6 +353,9 @@ class Trainer:
         while position.epoch < epochs:
             epoch = position.epoch
             called.call("on_epoch_begin", epoch, {})
+            self._require_same_settings(
+                epoch=epoch, epochs=epochs, steps=data.steps_per_epoch, validation_freq=validation_freq
+            )
             is_whole = self._train_epoch(data, called)
             logs = self._results()
             if validation is not None and (epoch + 1) % validation_freq == 0:
@@ -355,6 +363,7 @@ class Trainer:
             if is_whole:  # else a checkpoint that is saved now goes on in the middle of this epoch, as the data do
                 position.begin_epoch(epoch + 1)
             called.call("on_epoch_end", epoch, logs)
+            self._require_same_settings(epoch=epoch)
             if self._all_agree_to_stop():
                 break
         called.call("on_train_end", logs)
@@ -395,6 +404,12 @@ class Trainer:
             self.rows_trained += self._count(batch, evaluation)
         return totals
 
+    def _require_same_settings(self, **arguments: Any) -> None:
+        """Raise CollectiveMismatchError on all ranks unless all have the same optimizer, metrics and arguments."""
+        agreement = self.strategy.extended._agreement()
+        if agreement.needed:
+            agreement.compare("fit", settings.facts_of(self.optimizer, self.metrics, arguments), settings.ADVICE)
+
     def _all_agree_to_stop(self) -> bool:
         """Return whether any rank has voted for the end.  Collective."""
         vote = self.strategy.extended.any_in_replica(self.stop_training)
@@ -433,7 +448,7 @@ class Trainer:
                 self.strategy.run(self._test_on, (batch,))
             for hook in end_hooks:
                 hook(number, {})
-        logs = self._results()
+        logs = self._results(needs_rows=True)
         if self._is_training:
             for metric, sums in zip(metrics, kept, strict=True):
                 for name, value in sums.items():
@@ -454,11 +469,18 @@ class Trainer:
             metric.update_state(batch[1], evaluation.predictions)
         return rows
 
-    def _results(self) -> Logs:
-        """Return loss and metrics over the rows of all ranks, in one call.  Collective."""
+    def _results(self, needs_rows: bool = False) -> Logs:
+        """Return loss and metrics over all rows, in one call; of no rows a ValueError, if asked for.  Collective."""
         metrics = [self._loss, *self.metrics]
         sums = [array for metric in metrics for array in metric.sums.values()]
-        reduced = iter(self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums))
+        names = [name for metric in metrics for name in metric.names_of_sums()]
+        reduced_sums = self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums, destinations=names)
+        if needs_rows and not reduced_sums[list(self._loss.sums).index("count")]:
+            raise ValueError(
+                "there is nothing to evaluate: the data have no rows. Look at the filters of the data set; what can be "
+                "gone through once only is no data set"
+            )
+        reduced = iter(reduced_sums)
         return {metric.name: metric.compute({name: next(reduced) for name in metric.sums}) for metric in metrics}
 
     def _reset(self, metrics: Sequence[Metric]) -> None:

@@ -542,7 +542,7 @@ def _storage(value: Any, dtype: Any, name: str | None) -> Any:
             raise UnsupportedDtypeError(
                 f"variable {name or 'Variable'!r} holds numbers or truth values, got dtype {each}: {repr(value)[:80]}"
             )
-    return array.astype(dtype, order="C", copy=True)
+    return array.astype(numpy.dtype(dtype).newbyteorder("="), order="C", copy=True)
 
 
 def _tensorflow_dtype(dtype: Any) -> Any:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
+import numpy
+
 from mpidist import arrays
+from mpidist.options import VariableSynchronization
 from mpidist.training.callbacks.base import Callback, Logs
 from mpidist.training.callbacks.monitor import Monitor, Monitoring
-from mpidist.training.checkpoint import writes_here
+from mpidist.training.checkpoint import set_variable, writes_here
 from mpidist.variables import DistributedVariable
 
 _log = logging.getLogger("mpidist")
+
+#: In a state, the names of the variables of which it has the best values.
+_NAMES = "best_variables_of"
 
 
 class EarlyStopping(Monitoring):
     """End a training when a log does not get better any more.  All ranks see the same logs.
 
-    All methods are Local; with parameter servers, collective among the ranks of a worker.
+    Methods are Local unless they say otherwise; with parameter servers, collective among the ranks of a worker.
 
     Parameters
     ----------
@@ -29,12 +37,14 @@ class EarlyStopping(Monitoring):
     patience : int
         The training ends after so many epochs in which the log did not get better.
     mode : str
-        ``"min"``, ``"max"``, or ``"auto"``: by the name of the log.
+        ``"min"``, ``"max"``, or ``"auto"``: by the metric, or the name of the log; ValueError when training begins if
+        neither tells.
     baseline : float, optional
         A value that the log must get better than.
     restore_best_weights : bool
-        Whether to go back to the variables of the best epoch at the end.  With parameter servers, where workers train
-        by themselves, the first worker puts back the variables of its best epoch when its training ends.
+        Whether to go back to the variables of the best epoch at the end.  Checkpoints of the training hold them too, so
+        that a training that was resumed goes back to them.  With parameter servers, where workers train by themselves,
+        the first worker puts back the variables of its best epoch when its training ends.
     start_from_epoch : int
         Earlier epochs do not count.
 
@@ -65,9 +75,11 @@ class EarlyStopping(Monitoring):
         self.start_from_epoch = start_from_epoch
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
+        self._look_at_metrics()
         self.best, self.best_epoch, self.stopped_epoch = self.monitor.worst, 0, 0
         self.wait = 0
         self._best_copies: list[Any] | None = None
+        self._are_saved = False  # whether the copies are as a checkpoint holds them
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         value = self.monitor.value(logs, type(self).__name__)
@@ -89,14 +101,62 @@ class EarlyStopping(Monitoring):
         if self.stopped_epoch and self.trainer.is_chief:
             _log.info("EarlyStopping: ended after epoch %d; the best was epoch %d", self.stopped_epoch, self.best_epoch)
         if self._best_copies is not None:
+            put_back = _put_saved if self._are_saved else _put_back
             for variable, copy in zip(self.trainer.variables, self._best_copies, strict=True):
-                _put_back(variable, copy)
+                put_back(variable, copy)
+
+    def state(self) -> dict[str, Any]:
+        """Return the numbers for a checkpoint, and the best variables if they are to be restored.
+
+        Collective with `restore_best_weights`: every rank calls it in the same order.
+        """
+        found, copies = super().state(), self._best_copies
+        if copies is None:
+            return found
+        variables = self.trainer.variables
+        if not self._are_saved:
+            copies = [_saved(variable, copy) for variable, copy in zip(variables, copies, strict=True)]
+        found[_NAMES] = [variable.name for variable in variables]
+        return {**found, **{_key(number): copy for number, copy in enumerate(copies)}}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if the best variables of a state are not those of the trainer.  Local."""
+        names, variables = state.get(_NAMES), self.trainer.variables
+        if names is None or not self.restore_best_weights:
+            return
+        saved = [numpy.shape(state[_key(number)]) for number in range(len(names))]
+        expected = [variable.saved_shape for variable in variables]
+        if saved != expected:
+            raise ValueError(f"the best variables were saved with the shapes {saved}, expected {expected}")
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a state.  Local."""
+        self.check(state)
+        super().restore(state)
+        if not self.restore_best_weights or self.best == self.monitor.worst:
+            return
+        if _NAMES in state:
+            self._best_copies, self._are_saved = [state[_key(number)] for number in range(len(state[_NAMES]))], True
+            return
+        warnings.warn(
+            f"the checkpoint does not have the variables of epoch {self.best_epoch}, the best so far; EarlyStopping "
+            "goes back to the best of the epochs from now on",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        self.best = self.monitor.worst
 
     def _keep(self, epoch: int) -> None:
         self.best_epoch = epoch
         if self.restore_best_weights:
             self.trainer.strategy.extended.pull()
             self._best_copies = [_copy(variable) for variable in self.trainer.variables]
+            self._are_saved = False
+
+
+def _key(number: int) -> str:
+    """Return the name of a best variable in a state."""
+    return f"best_variables/{number}"
 
 
 def _copy(variable: DistributedVariable) -> Any:
@@ -112,6 +172,25 @@ def _put_back(variable: DistributedVariable, copy: Any) -> None:
         variable.note_change()
     elif writes_here():
         variable.restore(copy)
+
+
+def _put_saved(variable: DistributedVariable, value: Any) -> None:
+    """Set a variable to what a checkpoint held of it; a variable on servers, in the first worker only."""
+    if variable.is_here or writes_here():
+        set_variable(variable, value)
+
+
+def _saved(variable: DistributedVariable, copy: Any) -> Any:
+    """Return what a checkpoint would hold of a variable if it had the value of its copy.  Collective."""
+    if not variable.is_here:
+        return copy
+    if variable.synchronization is not VariableSynchronization.ON_READ:
+        return variable.joined(copy)
+    now = _copy(variable)
+    _put_back(variable, copy)
+    saved = numpy.array(variable.saved_value())
+    _put_back(variable, now)
+    return saved
 
 
 class TerminateOnNaN(Callback):

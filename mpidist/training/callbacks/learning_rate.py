@@ -64,7 +64,8 @@ class ReduceLROnPlateau(Monitoring):
     patience : int
         The rate is reduced after so many epochs in which the log did not get better.
     mode : str
-        ``"min"``, ``"max"``, or ``"auto"``: by the name of the log.
+        ``"min"``, ``"max"``, or ``"auto"``: by the metric, or the name of the log; ValueError when training begins if
+        neither tells.
     min_delta : float
         A smaller change counts as none.
     cooldown : int
@@ -100,6 +101,7 @@ class ReduceLROnPlateau(Monitoring):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self.trainer.optimizer.require_no_schedule(type(self).__name__)
+        self._look_at_metrics()
         self.best, self.wait, self.cooldown_counter = self.monitor.worst, 0, 0
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:

@@ -29,7 +29,8 @@ class ModelCheckpoint(Monitoring):
     save_best_only : bool
         Save only when the log is better than ever before.
     mode : str
-        ``"min"``, ``"max"``, or ``"auto"``: by the name of the log.
+        ``"min"``, ``"max"``, or ``"auto"``: by the metric, or the name of the log; ValueError when training begins if
+        neither tells.
     save_freq : str or int
         ``"epoch"``, or a number of steps.
     max_to_keep : int or None
@@ -71,6 +72,10 @@ class ModelCheckpoint(Monitoring):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Open the directory, and restore its newest checkpoint if asked for.  Collective."""
+        if self.save_best_only:
+            is_new = self.best == self.monitor.worst
+            self._look_at_metrics()
+            self.best = self.monitor.worst if is_new else self.best
         checkpoint = Checkpoint(**self.trainer.checkpoint_objects())
         self.manager = CheckpointManager(
             checkpoint, self.directory, self.max_to_keep, checkpoint_name=self._checkpoint_name

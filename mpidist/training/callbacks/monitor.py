@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpidist.training.callbacks.base import Callback, Logs
+from mpidist.training.metrics import Metric
 
-#: Logs whose names end so are to grow; all others are to fall.
+#: Logs whose names end so are to grow, or to fall, if no metric says.
 _GROWING = ("acc", "accuracy", "auc", "precision", "recall")
+_FALLING = ("loss", "error", "mse", "mae", "rmse", "entropy", "perplexity", "divergence", "distance")
 _MODES = ("auto", "min", "max")
 
 
@@ -20,9 +22,22 @@ class Monitor:
     def __init__(self, name: str, mode: str = "auto", min_delta: float = 0.0) -> None:
         if mode not in _MODES:
             raise ValueError(f"mode must be one of {', '.join(_MODES)}; got {mode!r}")
-        self.name = name
+        self.name, self._mode = name, mode
         self._grows = mode == "max" or (mode == "auto" and name.endswith(_GROWING))
         self._min_delta = abs(min_delta)
+
+    def look_at(self, metrics: Sequence[Metric], asked: str) -> None:
+        """Find out whether the log is to fall or to grow; ValueError, which names who `asked`, where nothing tells."""
+        if self._mode != "auto":
+            return
+        of_metric = next((each.grows for each in metrics if each.name == self.name.removeprefix("val_")), None)
+        if of_metric is not None:
+            self._grows = of_metric
+        elif not self.name.endswith((*_GROWING, *_FALLING)):
+            raise ValueError(
+                f"{asked} monitors {self.name!r}, and nothing tells whether it is to grow or to fall; give mode='max' "
+                "or mode='min'"
+            )
 
     @property
     def worst(self) -> float:
@@ -50,6 +65,11 @@ class Monitoring(Callback):
 
     #: The names of these attributes.
     _remembered: tuple[str, ...] = ()
+    monitor: Monitor
+
+    def _look_at_metrics(self) -> None:
+        """Find out in which direction the log gets better; ValueError where nothing tells."""
+        self.monitor.look_at(self.trainer.metrics, type(self).__name__)
 
     def state(self) -> dict[str, Any]:
         """Return the numbers for a checkpoint; floats as text, since JSON has no NaN.  Local."""

@@ -72,7 +72,8 @@ class ModelEvaluation:
     def _reduced(self) -> dict[str, Any]:
         metrics, extended = self.built.metrics, self.built.strategy.extended
         sums = [array for metric in metrics for array in metric.sums.values()]
-        reduced = iter(sums if extended.num_replicas == 1 else extended.reduce_arrays(ReduceOp.SUM, sums))
+        names = [name for metric in metrics for name in metric.names_of_sums()]
+        reduced = iter(sums if extended.num_replicas == 1 else extended.reduce_arrays(ReduceOp.SUM, sums, None, names))
         totals = [{name: next(reduced) for name in metric.sums} for metric in metrics]
         if not totals[0]["count"]:
             raise ValueError("there is nothing to evaluate: the data of input_fn have no rows")

@@ -18,9 +18,13 @@ class Accuracy(MeanOfRows):
     """
 
     _name = "accuracy"
+    grows = True
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         y_true, y_pred = same_shape(self.name, y_true, y_pred)
+        kinds = y_true.dtype.kind + y_pred.dtype.kind
+        if set(kinds) & set("biu") and not set(kinds) & set("OSU"):  # a narrower one would hold another whole number
+            return _exact(y_true) == _exact(y_pred)
         return y_true.astype(y_pred.dtype, copy=False) == y_pred
 
 
@@ -36,6 +40,7 @@ class BinaryAccuracy(MeanOfRows):
     """
 
     _name = "binary_accuracy"
+    grows = True
 
     def __init__(self, name: str | None = None, threshold: float = 0.5) -> None:
         super().__init__(name)
@@ -55,6 +60,7 @@ class CategoricalAccuracy(MeanOfRows):
     """
 
     _name = "categorical_accuracy"
+    grows = True
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         return _hot(self.name, y_true, y_pred) == y_pred.argmax(axis=-1)
@@ -70,6 +76,7 @@ class SparseCategoricalAccuracy(MeanOfRows):
     """
 
     _name = "sparse_categorical_accuracy"
+    grows = True
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         return _classes(self.name, y_true, y_pred) == y_pred.argmax(axis=-1)
@@ -86,6 +93,7 @@ class TopKCategoricalAccuracy(MeanOfRows):
     """
 
     _name = "top_k_categorical_accuracy"
+    grows = True
 
     def __init__(self, k: int = 5, name: str | None = None) -> None:
         super().__init__(name)
@@ -108,6 +116,7 @@ class SparseTopKCategoricalAccuracy(TopKCategoricalAccuracy):
     """
 
     _name = "sparse_top_k_categorical_accuracy"
+    grows = True
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         return in_top_k(_classes(self.name, y_true, y_pred), y_pred, self.k)
@@ -117,12 +126,18 @@ class AccuracyByShape(MeanOfRows):
     """The accuracy that fits the shapes, as ``"accuracy"`` means in Keras: binary, categorical or sparse."""
 
     _name = "accuracy"
+    grows = True
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         if y_pred.ndim < 2 or y_pred.shape[-1] == 1:
             return _right_side(self.name, y_true, y_pred, 0.5)
         is_sparse = y_true.ndim < y_pred.ndim or y_true.shape[-1] == 1
         return (_classes if is_sparse else _hot)(self.name, y_true, y_pred) == y_pred.argmax(axis=-1)
+
+
+def _exact(values: numpy.ndarray) -> numpy.ndarray:
+    """Return numbers that can be compared with whole numbers."""
+    return values if values.dtype.kind in "biu" else values.astype("float64")
 
 
 def _right_side(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray, threshold: float) -> numpy.ndarray:

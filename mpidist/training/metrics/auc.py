@@ -57,12 +57,11 @@ class AUC(ThresholdMetric):
         y_pred = on_host(y_pred)
         if self.from_logits:
             y_pred = (1 + numpy.tanh(y_pred.astype("float64") / 2)) / 2
-        outside = (y_pred < 0) | (y_pred > 1)
+        outside = ~((y_pred >= 0) & (y_pred <= 1))
         if outside.any():
-            raise ValueError(
-                f"metric {self.name!r} needs predictions from 0 to 1, got {y_pred[outside][0]}; "
-                "pass from_logits=True if they are logits"
-            )
+            first = y_pred[outside][0]
+            cure = "pass from_logits=True if they are logits" if first == first else "look for where the NaN comes from"
+            raise ValueError(f"metric {self.name!r} needs predictions from 0 to 1, got {first}; {cure}")
         super().update_state(y_true, y_pred, sample_weight)
 
     def compute(self, sums: Sums) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays, context
+from mpidist.cross_device_ops import ValueName
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.options import ReduceOp
 
@@ -42,6 +43,8 @@ class Metric(abc.ABC):
 
     #: The sums of all processes on a server, where there is a `ClusterCoordinator`.
     remote: Any = None
+    #: Whether it is better when it grows; None where nobody knows.
+    grows: bool | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -122,8 +125,13 @@ class Metric(abc.ABC):
     def _over_replicas(self) -> dict[str, numpy.ndarray]:
         if self.remote is not None:
             return self.remote.totals()
-        reduced = self.strategy.extended.reduce_arrays(ReduceOp.SUM, list(self.sums.values()))
+        sums = list(self.sums.values())
+        reduced = self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums, destinations=self.names_of_sums())
         return dict(zip(self.sums, reduced, strict=True))
+
+    def names_of_sums(self) -> list[ValueName]:
+        """Return how ranks call the sums when they add them up: those of two metrics are alike but for that.  Local."""
+        return [ValueName(f"{name} of metric {self.name}") for name in self.sums]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a reference, where there is one metric for all processes of the job."""

@@ -16,6 +16,8 @@ COUNTS = ("true_positives", "false_negatives", "false_positives", "true_negative
 class ThresholdMetric(Metric):
     """Counts of true and false positives and negatives, at each of some thresholds."""
 
+    grows = True
+
     def __init__(
         self,
         name: str,
@@ -48,7 +50,11 @@ class ThresholdMetric(Metric):
         """
         y_true, y_pred = same_shape(self.name, on_host(y_true), on_host(y_pred))
         self._check_classes(y_pred)
-        labels, scores = y_true.astype(bool), y_pred.astype("float64")
+        labels, scores, thresholds = (
+            y_true.astype(bool),
+            y_pred.astype("float64"),
+            _rounded(self.thresholds, y_pred.dtype),
+        )
         by_element = (
             numpy.ones(labels.shape) if sample_weight is None else _by_element(on_host(sample_weight), labels.shape)
         )
@@ -56,7 +62,7 @@ class ThresholdMetric(Metric):
             scores = _only_top_k(scores, self.top_k)
         if self.class_id is not None:
             labels, scores, by_element = (array[..., self.class_id] for array in (labels, scores, by_element))
-        self._count(labels.reshape(-1), scores.reshape(-1), by_element.reshape(-1))
+        self._count(thresholds, labels.reshape(-1), scores.reshape(-1), by_element.reshape(-1))
 
     def _check_classes(self, y_pred: numpy.ndarray) -> None:
         """Raise ValueError where the classes that `class_id` and `top_k` tell of are not there."""
@@ -67,14 +73,14 @@ class ThresholdMetric(Metric):
             if value - first >= y_pred.shape[-1]:
                 raise ValueError(f"metric {self.name!r}: {what}={value}, but y_pred has {y_pred.shape[-1]} classes")
 
-    def _count(self, labels: numpy.ndarray, scores: numpy.ndarray, weights: numpy.ndarray) -> None:
+    def _count(
+        self, thresholds: numpy.ndarray, labels: numpy.ndarray, scores: numpy.ndarray, weights: numpy.ndarray
+    ) -> None:
         for label, names in ((True, COUNTS[:2]), (False, COUNTS[2:])):
             if not self.sums.keys() & {*names}:
                 continue
             chosen = labels == label
-            for name, counts in zip(
-                names, _over_and_under(self.thresholds, scores[chosen], weights[chosen]), strict=True
-            ):
+            for name, counts in zip(names, _over_and_under(thresholds, scores[chosen], weights[chosen]), strict=True):
                 if name in self.sums:
                     self.sums[name] += counts
 
@@ -151,6 +157,14 @@ def _thresholds(thresholds: float | Sequence[float] | None, top_k: int | None) -
     return found  # type: ignore[return-value]
 
 
+def _rounded(thresholds: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
+    """Return thresholds as precise as the scores: a score that is a threshold in float32 is not above it."""
+    if dtype.kind in "biu" or dtype.itemsize > 4:
+        return thresholds
+    with numpy.errstate(over="ignore"):  # the one below all scores
+        return thresholds.astype("float32").astype("float64")
+
+
 def _by_element(weights: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
     """Return weights for each element, of which there is one for each row, or for all."""
     weights = weights.astype("float64")
@@ -172,8 +186,9 @@ def _only_top_k(scores: numpy.ndarray, k: int) -> numpy.ndarray:
 def _over_and_under(
     thresholds: numpy.ndarray, scores: numpy.ndarray, weights: numpy.ndarray
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Return for each threshold the weight of the scores above it, and of the others."""
+    """Return for each threshold the weight of the scores above it, and of the others; NaN is above none."""
     order = numpy.argsort(thresholds, kind="stable")
+    scores = numpy.where(numpy.isnan(scores), -numpy.inf, scores)
     # how many thresholds each score is above; then sums from behind: above threshold i are those that exceed i + 1
     exceeded = numpy.searchsorted(thresholds[order], scores, side="left")
     by_exceeded = numpy.bincount(exceeded, weights, minlength=len(thresholds) + 1)

@@ -87,6 +87,7 @@ class MetricOfVariables(Metric):
     def __init__(self, metric: Any) -> None:
         super().__init__(metric.name)
         self._metric = metric
+        self.grows = {"up": True, "down": False}.get(str(getattr(metric, "_direction", "")))  # as Keras' callbacks ask
         variables = list(metric.variables)
         others = [each for each in variables if getattr(each, "aggregation", "sum") != "sum"]
         if not variables or others:

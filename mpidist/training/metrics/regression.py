@@ -18,6 +18,7 @@ class MeanSquaredError(MeanOfRows):
     """
 
     _name = "mean_squared_error"
+    grows = False
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         return numpy.square(_difference(self.name, y_true, y_pred))
@@ -33,6 +34,7 @@ class MeanAbsoluteError(MeanOfRows):
     """
 
     _name = "mean_absolute_error"
+    grows = False
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         return numpy.abs(_difference(self.name, y_true, y_pred))

@@ -142,6 +142,9 @@ def test_any_iterable_of_batches_is_cut_into_parts():
 @pytest.mark.parametrize("make", [
     lambda seed: Loader(seed),
     lambda seed: Dataset.from_generator(lambda: numpy.random.default_rng(seed).random((8, 2))).batch(4),
+    lambda seed: Dataset.range(40).filter(lambda x: x % 5 != seed).batch(4),
+    lambda seed: Dataset.range(40).batch(4).filter(lambda x: x[0] > 4 * seed),
+    lambda seed: Dataset.zip(Dataset.range(40), Dataset.range(40).filter(lambda x: x > seed)).repeat().batch(4),
 ])  # fmt: skip
 def test_batches_that_differ_between_ranks_are_refused_on_all_of_them(make):
     def rank():

@@ -241,3 +241,31 @@ def test_what_is_wrong_with_a_csv_file_is_said(text, message, tmp_path):
         list(Dataset.from_csv(tmp_path / "a.csv").batch(9))
     with pytest.raises(KeyError, match="no column 'c'; it has 'a', 'b'"):
         Dataset.from_csv(tmp_path / "a.csv", ["c"])
+
+
+def test_truth_values_of_a_csv_file_are_what_they_say(tmp_path):
+    (tmp_path / "a.csv").write_text("flag\n0\nFalse\n1\ntrue\nFALSE\n")
+    (batch,) = Dataset.from_csv(tmp_path / "a.csv", dtype=bool).batch(5)
+    assert batch["flag"].dtype == bool
+    assert batch["flag"].tolist() == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(("dtype", "text"), [("bool", "no"), ("bool", ""), ("int8", "300"), ("uint8", "-1")])
+def test_a_value_that_a_column_cannot_hold_is_named(tmp_path, dtype, text):
+    (tmp_path / "a.csv").write_text(f"a,b\n1,1\n{text},0\n")
+    with pytest.raises(InputError, match=f"column 'a' of row 1 is '{text}', expected {dtype}"):
+        list(Dataset.from_csv(tmp_path / "a.csv", dtype=dtype).batch(2))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "cp037"])
+def test_an_encoding_whose_lines_cannot_be_found_is_refused(tmp_path, encoding):
+    (tmp_path / "a.txt").write_bytes("ab\n\u0041\ncd\n".encode(encoding))
+    for make in (Dataset.from_text, Dataset.from_csv):
+        with pytest.raises(ValueError, match=f"0x0a, which ends none in {encoding}; convert it to UTF-8"):
+            make(tmp_path / "a.txt", encoding=encoding)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "shift_jis"])
+def test_lines_of_other_encodings(tmp_path, encoding):
+    (tmp_path / "a.txt").write_bytes("ab\ncd\n".encode(encoding))
+    assert [str(line) for line in Dataset.from_text(tmp_path / "a.txt", encoding)] == ["ab", "cd"]

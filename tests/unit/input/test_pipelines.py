@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import itertools
 import threading
 from collections import Counter
@@ -296,3 +297,62 @@ def test_arguments_are_checked():
 def test_reduce():
     assert Dataset.range(5).reduce(0, lambda total, x: total + int(x)) == 10
     assert DistributedDataset(Dataset.range(5).batch(2), 1, 2).reduce(0, lambda n, part: n + len(part)) == 2
+
+
+def one_buffer(make, change):
+    """Return a generator function that gives one object all the time, changed between elements."""
+
+    def generator():
+        buffer = make()
+        for number in range(6):
+            change(buffer, number)
+            yield buffer
+
+    return generator
+
+
+def set_first(buffer, number):
+    buffer[0] = number
+
+
+@pytest.mark.parametrize("behind", [lambda d: d, lambda d: d.prefetch(3), lambda d: d.cache()])
+@pytest.mark.parametrize("make", [lambda: numpy.zeros(1), lambda: [0.0], lambda: array.array("d", [0])])
+def test_a_generator_may_fill_one_buffer_again_and_again(make, behind):
+    dataset = behind(Dataset.from_generator(one_buffer(make, set_first)).map(lambda x: numpy.asarray(x)[0]).batch(3))
+    assert as_lists(dataset) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_arrays_inside_of_elements_are_copied_too():
+    generator = one_buffer(
+        lambda: {"x": numpy.zeros(1), "y": [0]}, lambda b, n: (set_first(b["x"], n), set_first(b["y"], n))
+    )
+    (batch,) = Dataset.from_generator(generator).shuffle(seed=1).batch(6)
+    assert sorted(batch["x"][:, 0]) == [0, 1, 2, 3, 4, 5]
+    assert batch["x"].tolist() == batch["y"].tolist()
+
+
+def test_a_generator_that_was_begun_is_not_taken_for_a_new_epoch():
+    numbers = iter(range(4))
+    dataset = Dataset.from_generator(lambda: numbers)
+    assert dataset.element_spec == ArraySpec((), numpy.dtype("int64"))
+    with pytest.raises(InputError, match="the same range_iterator again, of which elements were taken before"):
+        list(dataset)
+    again = Dataset.from_generator(lambda: iter(range(4)))
+    assert as_lists(again) == as_lists(again) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("make", [lambda n: Dataset.range(n), lambda n: Dataset.from_generator(lambda: range(n))])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_batches_of_different_sizes_are_not_put_side_by_side(make, replicas):
+    zipped = Dataset.zip({"x": make(10).batch(4), "y": make(9).batch(4)})
+    assert [(x["x"].tolist(), x["y"].tolist()) for x in zipped.take(2)] == [([0, 1, 2, 3],) * 2, ([4, 5, 6, 7],) * 2]
+    errors = []
+    for replica in range(replicas):
+        try:
+            list(DistributedDataset(zipped, replica, replicas))
+        except InputError as error:
+            errors.append(str(error))
+    assert errors
+    assert "batches side by side have" in errors[0]
+    rows = Dataset.zip(make(10), make(9)).batch(4)
+    assert [len(x) for x, _ in rows] == [len(y) for _, y in rows] == [4, 4, 1]

@@ -155,6 +155,56 @@ def test_early_stopping_goes_back_to_the_best_variables():
     assert on_two_ranks(on_rank) == (-2.0, 1, 3)
 
 
+class Graded(Scripted):
+    """A trainer with metrics that are as written for each epoch: the share of predictions above 1/2."""
+
+    def __init__(self, shares, metric):
+        super().__init__(shares)
+        self.trainer = mpidist.Trainer(
+            self.graded, self.variable, mpidist.optimizers.SGD(0.5), metrics=[metric], predict_fn=lambda p, x: x
+        )
+
+    def graded(self, parameter, x, y):
+        right = numpy.arange(len(y)) < round(self.losses[self.trainer.epoch] * len(y))
+        return (1.0, right.astype("float32")), numpy.ones(1)
+
+    def best_epochs(self, monitor, **options):
+        used = callbacks.EarlyStopping(monitor, patience=9, restore_best_weights=True, **options)
+        self.trainer.fit(numpy.zeros(4), numpy.ones(4), epochs=3, batch_size=4, callbacks=[used], verbose=0)
+        return used.best_epoch
+
+
+def share(y_true, y_pred):
+    return y_pred
+
+
+@pytest.mark.parametrize(
+    ("metric", "monitor", "options", "best"),
+    [
+        (mpidist.metrics.Recall(name="found"), "found", {}, 1),
+        (mpidist.metrics.BinaryAccuracy(name="right"), "right", {}, 1),
+        (mpidist.metrics.MeanSquaredError(name="accuracy"), "accuracy", {}, 1),
+        (share, "share", {"mode": "max"}, 1),
+        (share, "share", {"mode": "min"}, 0),
+    ],
+)
+def test_the_metric_tells_whether_its_log_is_to_grow(metric, monitor, options, best):
+    assert run_ranks(1, lambda: Graded([0.25, 0.75, 0.5], metric).best_epochs(monitor, **options)) == [best]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: callbacks.EarlyStopping("val_share"),
+        lambda folder: callbacks.ReduceLROnPlateau("val_share"),
+        lambda folder: callbacks.ModelCheckpoint(folder, "val_share", save_best_only=True),
+    ],
+)
+def test_a_log_of_which_nothing_tells_is_refused_when_training_begins(tmp_path, make):
+    with pytest.raises(ValueError, match=r"monitors 'val_share', and nothing tells .*give mode='max' or mode='min'"):
+        run_ranks(1, lambda: Scripted([1.0]).fit(make(tmp_path)))
+
+
 def test_a_log_that_is_not_there_is_warned_of_with_those_that_are():
     def on_rank():
         with pytest.warns(UserWarning, match="EarlyStopping monitors 'val_loss', which.* there are: loss"):
@@ -453,6 +503,55 @@ def test_what_callbacks_remember_is_restored(tmp_path):
     losses = [1.0, 2.0, 2.0, 2.0, 2.0]
     assert len(on_two_ranks(on_rank, losses, 2)["loss"]) == 2
     assert len(on_two_ranks(on_rank, losses, 5)["loss"]) == 1
+
+
+class Stopped(Scripted):
+    """A trainer with a variable of each kind, that goes back to the best; its loss is as written for each epoch."""
+
+    def __init__(self, losses):
+        super().__init__(losses)
+        with self.variable.strategy.scope():
+            self.seen = mpidist.Variable(numpy.zeros(1), synchronization="ON_READ", aggregation="SUM")
+        variables = [self.variable, self.seen]
+        self.trainer = mpidist.Trainer(self.value_and_grad, variables, mpidist.optimizers.SGD(0.5))
+
+    def value_and_grad(self, parameters, x):
+        self.seen.assign_add([1.0])
+        return self.losses[self.trainer.epoch], [numpy.ones(1), None]
+
+    def values(self):
+        with self.variable.strategy.scope():
+            return float(self.variable.value[0]), float(self.seen.value[0])
+
+
+def stopped(directory, losses, epochs, goes_back=True):
+    """Train, resume in a new trainer after each number of epochs; return the variables and the best epoch."""
+    for end in epochs:
+        stopping = callbacks.EarlyStopping("loss", patience=2, restore_best_weights=goes_back)
+        script = Stopped(losses)
+        script.fit(stopping, callbacks.ModelCheckpoint(directory, resume=True), epochs=end)
+    return (*script.values(), stopping.best_epoch, stopping.stopped_epoch)
+
+
+@pytest.mark.parametrize("epochs", [[5], [3, 5], [2, 3, 5], [1, 5]])
+def test_a_resumed_training_goes_back_to_the_best_variables_of_all_epochs(tmp_path, epochs):
+    # two steps an epoch, each by 0.5, on two ranks; the best is the second epoch
+    assert on_two_ranks(stopped, tmp_path, [3.0, 1.0, 2.0, 2.0, 2.0], epochs) == (-2.0, 8.0, 1, 3)
+
+
+def test_the_best_variables_are_restored_on_another_number_of_ranks(tmp_path):
+    losses = [3.0, 1.0, 2.0, 2.0, 2.0]
+    on_two_ranks(stopped, tmp_path, losses, [3])
+    assert run_ranks(1, stopped, tmp_path, losses, [5]) == [(-2.0, 8.0, 1, 3)]
+
+
+def test_a_checkpoint_without_the_best_variables_is_warned_of(tmp_path):
+    losses = [1.0, 2.0, 3.0, 4.0]
+    run_ranks(1, stopped, tmp_path, losses, [2], False)
+    with pytest.warns(RuntimeWarning, match="does not have the variables of epoch 0, the best so far"):
+        (found,) = run_ranks(1, stopped, tmp_path, losses, [4])
+    assert found[0] == -3.0  # the third epoch is the best from then on
+    assert found[2] == 2
 
 
 def test_the_best_is_saved_and_known_after_a_restart(tmp_path):

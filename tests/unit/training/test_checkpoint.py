@@ -245,3 +245,40 @@ def test_what_was_made_for_a_try_that_fails_is_removed(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
+
+
+class OfArray:
+    """An object whose state is one array."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def state(self):
+        return {"array": self.array}
+
+    def restore(self, state):
+        self.array = state["array"]
+
+
+def big_endian_round_trip(path):
+    """Save a variable and a state from big-endian arrays, as FITS files have them; return what others restore."""
+    given = numpy.arange(1, 4, dtype=">f4")
+    Checkpoint(variable=Variable(given, name="v"), other=OfArray(given)).save(path)
+    variable, other = Variable(numpy.zeros(3, "float32"), name="v"), OfArray(None)
+    Checkpoint(variable=variable, other=other).restore(path)
+    return variable.value.tolist(), other.array.tolist(), other.array.dtype.name
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_arrays_of_the_other_byte_order_come_back_as_the_same_numbers(tmp_path, size):
+    assert run_ranks(size, big_endian_round_trip, tmp_path / "c.h5") == [([1, 2, 3], [1, 2, 3], "float32")] * size
+
+
+def save_text(path):
+    with pytest.raises(CheckpointError, match="rank 0: 'other/array' cannot be saved: .* give text as str"):
+        Checkpoint(other=OfArray(numpy.array(["cat", "dog"]))).save(path)
+
+
+def test_arrays_of_text_are_refused_on_all_ranks_when_they_are_saved(tmp_path):
+    run_ranks(2, save_text, tmp_path / "c.h5")
+    assert not (tmp_path / "c.h5").exists()

@@ -134,3 +134,34 @@ def test_what_json_cannot_hold_leaves_nothing(tmp_path):
     with pytest.raises(TypeError, match="'x' cannot be saved: Object of type object is not JSON"):
         hdf5_file.write(tmp_path / "c.h5", {}, {"x": object()})
     assert names(tmp_path) == []
+
+
+def test_arrays_of_the_other_byte_order_are_read_as_the_numbers_that_they_are(tmp_path):
+    # so did versions before this one write them
+    with h5py.File(tmp_path / "old.h5", "w", libver=hdf5_file.LIBRARY_VERSIONS) as content:
+        array = numpy.arange(1, 4, dtype=">f8")
+        ranges = hdf5_file.fill(content, {"a": array}, {}, {"a": hdf5_file.checksum(array)})
+    with open(tmp_path / "old.h5", "r+b") as file:
+        hdf5_file.add_trailer(file, ranges)
+    arrays, _ = hdf5_file.read(tmp_path / "old.h5")
+    assert arrays["a"].dtype == numpy.dtype("float64")
+    assert arrays["a"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        numpy.array(["a", "bc"]),
+        numpy.array([b"ab"]),
+        numpy.str_("x"),
+        numpy.zeros(2, [("a", "f4"), ("b", "f4")]),
+        numpy.array([None, 1]),
+        numpy.arange(2, dtype=">i4"),
+    ],
+    ids=["text", "bytes", "one text", "records", "objects", "other byte order"],
+)
+def test_what_would_not_come_back_as_it_is_is_not_saved(path, array):
+    before = path.read_bytes()
+    with pytest.raises(TypeError, match="'names' cannot be saved: it is an array of dtype"):
+        hdf5_file.write(path, {**ARRAYS, "names": numpy.asarray(array)}, NUMBERS)
+    assert path.read_bytes() == before

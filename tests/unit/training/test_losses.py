@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy
 import pytest
 from hypothesis import given, settings
@@ -114,3 +115,22 @@ def test_a_share_has_the_dtype_of_the_losses(dtype):
 def test_size_must_be_an_integer():
     with pytest.raises(TypeError, match="2.5"):
         compute_average_loss([1.0], global_batch_size=2.5)
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(ml_dtypes.bfloat16, 1000), ("float16", 5000), ("float16", 100_000)])
+def test_many_short_floats_are_added_up_in_long_ones(dtype, rows):
+    # one by one a bfloat16 stops at 256, and a float16 ends at 65504
+    losses = numpy.ones(rows, dtype)
+    shares = [
+        compute_average_loss(losses),
+        compute_average_loss(losses, global_batch_size=2 * rows),
+        compute_average_loss(losses * 300, numpy.full(rows, 1 / 300)),
+        scale_regularization_loss(losses / 8),
+    ]
+    assert [float(share) for share in shares] == pytest.approx([1, 0.5, 1, rows / 8], rel=2**-8)
+    assert {share.dtype for share in shares} == {numpy.dtype(dtype)}
+
+
+@pytest.mark.parametrize("losses", [[True, True, False, True], numpy.array([1, 1, 0, 1], "int8")])
+def test_weights_of_losses_that_are_whole_numbers_are_not_cut_off(losses):
+    assert compute_average_loss(numpy.array(losses), [0.25, 0.5, 1, 0.25]) == 0.25

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 import mpidist
 from mpidist import metrics
+from mpidist.errors import CollectiveMismatchError
 from mpidist.testing import run_ranks
 
 OBSERVED = json.loads((Path(__file__).parents[2] / "oracle" / "keras_metrics.json").read_text())["cases"]
@@ -177,6 +178,11 @@ def test_reset_begins_anew():
         (lambda: metrics.TopKCategoricalAccuracy(k=0), "k must be 1 or more"),
         (lambda: metrics.get("f1"), "no metric 'f1'; known ones: acc, accuracy, auc"),
         (lambda: metrics.AUC().update_state([1.0], [1.5]), "from_logits=True"),
+        (lambda: metrics.AUC().update_state([1.0], [numpy.nan]), "from 0 to 1, got nan; look for where"),
+        (
+            lambda: metrics.AUC(from_logits=True).update_state([1.0], [numpy.nan]),
+            "from 0 to 1, got nan; look for where",
+        ),
         (lambda: metrics.Recall().update_state([1.0, 0.0], [1.0]), r"y_true has shape \(2,\), y_pred \(1,\)"),
     ],
 )
@@ -293,3 +299,69 @@ def test_labels_are_not_spread_over_the_predictions_of_other_rows(metric, y_true
     with pytest.raises(ValueError, match=f"{metric.name}.*{re.escape(str(y_pred))}"):
         metric.update_state(numpy.zeros(y_true), numpy.zeros(y_pred))
     assert metric.result() == 0
+
+
+# -- numbers that are not as precise, or no numbers -------------------------------------------------------------------
+
+
+def test_a_prediction_that_is_no_number_is_above_no_threshold():
+    labels, scores = [1, 1, 0, 0], [0.9, numpy.nan, numpy.nan, 0.1]
+    for metric, expected in [
+        (metrics.Precision(), 1),
+        (metrics.Recall(), 1 / 2),
+        (metrics.Precision([0, 1]), [1 / 2, 0]),
+    ]:
+        metric.update_state(labels, scores)
+        numpy.testing.assert_array_equal(metric.result(), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("tenth", range(1, 10))
+def test_a_prediction_that_is_the_threshold_is_not_above_it(dtype, tenth):
+    metric = metrics.Precision(tenth / 10)
+    metric.update_state([0, 1], numpy.array([tenth / 10, 0.95], dtype))
+    assert metric.result() == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "predictions"),
+    [
+        (numpy.array([256, 1]), numpy.array([0, 1], "uint8")),
+        (numpy.array([0.9, 1.0]), numpy.array([0, 1])),
+        (numpy.array([16777217, 1]), numpy.array([16777216, 1], "float32")),
+        (numpy.array([-1, 1]), numpy.array([1, 1], bool)),
+    ],
+)
+def test_a_label_that_the_dtype_of_the_predictions_cannot_hold_is_not_equal(labels, predictions):
+    metric = metrics.Accuracy()
+    metric.update_state(labels, predictions)
+    assert metric.result() == 0.5
+
+
+def test_metrics_that_are_read_in_another_order_are_not_added_up():
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            found = [metrics.Mean("loss"), metrics.Mean("accuracy")]
+        first, second = found if strategy.extended.is_chief else found[::-1]
+        return first.result(), second.result()
+
+    with pytest.raises(CollectiveMismatchError, match="'total of metric accuracy'.*'total of metric loss'"):
+        run_ranks(2, on_rank)
+
+
+def test_evaluations_by_other_metrics_are_not_added_up():
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            variable = mpidist.Variable(numpy.zeros(1))
+            trainer = mpidist.Trainer(
+                lambda p, x, y: ((1.0, x), numpy.ones(1)),
+                variable,
+                mpidist.optimizers.SGD(0.1),
+                metrics=["mse" if strategy.extended.is_chief else "mae"],
+            )
+        return trainer.evaluate(numpy.zeros(4), numpy.ones(4), verbose=0)
+
+    with pytest.raises(CollectiveMismatchError, match="'total of metric mae'.*'total of metric mse'"):
+        run_ranks(2, on_rank)

@@ -654,3 +654,92 @@ def test_a_step_that_is_left_out_is_a_step_but_no_update():
         return again.steps_made, again.optimizer.iterations, again.optimizer.skipped_steps
 
     assert run_ranks(2, on_rank) == [(3, 2, 1)] * 2
+
+
+def test_a_list_of_batches_is_an_iterable_of_batches():
+    def on_rank():
+        with mpidist.MirroredStrategy().scope():
+            variable = mpidist.Variable(numpy.zeros(1))
+        seen = []
+
+        def loss(parameter, x, y):
+            seen.append((x.tolist(), y.tolist()))
+            return 0.0, numpy.zeros(1)
+
+        batches = [
+            (numpy.array([1.0, 2.0]), numpy.array([3.0, 4.0])),
+            (numpy.array([5.0, 6.0]), numpy.array([7.0, 8.0])),
+        ]
+        trainer = mpidist.Trainer(loss, variable, mpidist.optimizers.SGD(0.1))
+        trainer.fit(batches, epochs=1, verbose=0)
+        with pytest.raises(ValueError, match="batch_size cannot be given with a list"):
+            trainer.fit(batches, batch_size=2)
+        trainer.fit([(9.0, 9.5)], [1.0], verbose=0)  # rows of numbers are an array
+        return seen
+
+    assert run_ranks(2, on_rank) == [
+        [([1.0], [3.0]), ([5.0], [7.0]), ([[9.0, 9.5]], [1.0])],
+        [([2.0], [4.0]), ([6.0], [8.0])],
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("is_validation", [True, False])
+def test_of_no_rows_there_is_no_loss(size, is_validation):
+    def on_rank():
+        with mpidist.MirroredStrategy().scope():
+            variable = mpidist.Variable(numpy.zeros(1))
+        trainer = mpidist.Trainer(lambda p, x: (1.0, numpy.zeros(1)), variable, mpidist.optimizers.SGD(0.1))
+        none = mpidist.data.Dataset.range(9).filter(lambda x: False).batch(3)
+        with pytest.raises(ValueError, match="there is nothing to evaluate: the data have no rows"):
+            if is_validation:
+                trainer.fit(numpy.zeros(4), validation_data=none, verbose=0)
+            else:
+                trainer.evaluate(none, verbose=0)
+        return trainer.evaluate(numpy.zeros(4), verbose=0)
+
+    assert run_ranks(size, on_rank) == [1.0] * size
+
+
+def learning_rate_of_chief_only(trainer):
+    def change(epoch, logs):
+        if trainer.is_chief:
+            trainer.optimizer.learning_rate = 0.25
+
+    return mpidist.callbacks.LambdaCallback(on_epoch_end=change)
+
+
+@pytest.mark.parametrize(
+    ("differing", "message"),
+    [
+        (lambda first: {"optimizer": mpidist.optimizers.SGD(0.5 if first else 0.25)}, "learning rate: 0.25 on rank 1"),
+        (
+            lambda first: {"optimizer": (mpidist.optimizers.SGD if first else mpidist.optimizers.Adagrad)(0.5)},
+            "Adagrad",
+        ),
+        (lambda first: {"optimizer": mpidist.optimizers.Adam(0.5, beta_1=0.9 if first else 0.8)}, "beta_1=0.8"),
+        (lambda first: {"metrics": ["mse" if first else "mae"]}, r"metrics: mae \(MeanAbsoluteError\) on rank 1"),
+        (lambda first: {"epochs": 2 if first else 3}, "epochs: 3 on rank 1, 2 on rank 0"),
+        (lambda first: {"callback": learning_rate_of_chief_only}, "learning rate: 0.5 on rank 1, 0.25 on rank 0"),
+    ],
+)
+def test_ranks_that_would_drift_apart_are_told_so(differing, message):
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        given = {"optimizer": None, "metrics": [], "epochs": 2, "callback": None}
+        with strategy.scope():
+            given |= differing(strategy.extended.is_chief)
+            variable = mpidist.Variable(numpy.zeros(1))
+            trainer = mpidist.Trainer(
+                lambda p, x, y: ((1.0, x), numpy.ones(1)),
+                variable,
+                given["optimizer"] or mpidist.optimizers.SGD(0.5),
+                metrics=given["metrics"],
+            )
+        used = [] if given["callback"] is None else [given["callback"](trainer)]
+        trainer.fit(numpy.zeros(4), numpy.zeros(4), epochs=given["epochs"], callbacks=used, verbose=0)
+
+    with pytest.raises(mpidist.errors.CollectiveMismatchError, match=message) as raised:
+        run_ranks(2, on_rank)
+    assert set(raised.value.rank_errors) == {0, 1}
+    assert "Every rank must make the same trainer" in str(raised.value)
