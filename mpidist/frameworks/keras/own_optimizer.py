@@ -47,23 +47,44 @@ def own_optimizer(given: keras.optimizers.Optimizer) -> Callable[[], Optimizer]:
         lost.append("exclude_from_weight_decay")
     if lost:
         raise NotImplementedError(f"settings of {type(given).__name__} that mpidist does not have: {', '.join(lost)}")
-    if isinstance(settings["learning_rate"], dict):
-        settings["learning_rate"] = _Schedule(settings["learning_rate"])
+    if is_scheduled(given):
+        schedule = given._learning_rate
+        if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            raise NotImplementedError(
+                f"the learning rate of {type(given).__name__} is a function without a step, and servers have the step "
+                "alone: give it a number, or a keras.optimizers.schedules.LearningRateSchedule"
+            )
+        settings["learning_rate"] = Schedule(schedule, given.gradient_accumulation_steps or 1)
     return lambda: kind(**settings)
 
 
-class _Schedule:
-    """A learning rate by steps, as Keras computes it; servers get it pickled."""
+def is_scheduled(given: Any) -> bool:
+    """Return whether the learning rate is no number.  Local."""
+    return callable(given._learning_rate)  # Private: it is computed where it is asked for otherwise
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._config = config
-        self._schedule = keras.optimizers.schedules.deserialize(config)
+
+def settings_of(given: Any) -> dict[str, Any]:
+    """Return what `own_optimizer` looks at, but for a learning rate that is a number.  Local."""
+    names = set(given.get_config()) - {"learning_rate"}
+    found = {name: vars(given).get(name) for name in sorted(names)}
+    return {**found, "learning_rate": id(given._learning_rate) if is_scheduled(given) else None}
+
+
+class Schedule:
+    """A learning rate by steps, as Keras computes it; servers get it pickled.
+
+    Parameters
+    ----------
+    wrapped : keras.optimizers.schedules.LearningRateSchedule
+    count : int
+        Micro-batches that make a step: Keras counts these.
+    """
+
+    def __init__(self, wrapped: Any, count: int) -> None:
+        self.wrapped, self._count = wrapped, count
 
     def __call__(self, step: int) -> float:
-        return float(self._schedule(step))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Schedule, (self._config,)
+        return float(self.wrapped(step * self._count + self._count - 1))
 
 
 def _kind_of(given: keras.optimizers.Optimizer) -> type[Optimizer] | None:
