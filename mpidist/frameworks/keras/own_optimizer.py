@@ -38,23 +38,16 @@ def own_optimizer(given: keras.optimizers.Optimizer) -> Callable[[], Optimizer]:
     if kind is None:
         known = ", ".join(each.__name__ for each in _KINDS)
         raise NotImplementedError(f"mpidist has those of Keras named {known}; the model has a {type(given).__name__}")
-    config = given.get_config()
+    config = settings_of(given)
     accepted = (set(inspect.signature(kind).parameters) - {"options"}) | _COMMON
     settings = {name: value for name, value in config.items() if name in accepted and value is not None}
+    settings["learning_rate"] = _schedule_of(given) if is_scheduled(given) else float(given.learning_rate)
     lost = [f"{name}={value!r}" for name, value in config.items() if name not in accepted | _SILENT and value]
     # Private: what `exclude_from_weight_decay` was given
     if any(vars(given).get(f"_exclude_from_weight_decay{each}") for each in ("", "_pattern")):
         lost.append("exclude_from_weight_decay")
     if lost:
         raise NotImplementedError(f"settings of {type(given).__name__} that mpidist does not have: {', '.join(lost)}")
-    if is_scheduled(given):
-        schedule = given._learning_rate
-        if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-            raise NotImplementedError(
-                f"the learning rate of {type(given).__name__} is a function without a step, and servers have the step "
-                "alone: give it a number, or a keras.optimizers.schedules.LearningRateSchedule"
-            )
-        settings["learning_rate"] = Schedule(schedule, given.gradient_accumulation_steps or 1)
     return lambda: kind(**settings)
 
 
@@ -63,11 +56,21 @@ def is_scheduled(given: Any) -> bool:
     return callable(given._learning_rate)  # Private: it is computed where it is asked for otherwise
 
 
+def _schedule_of(given: Any) -> Schedule:
+    schedule = given._learning_rate
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        raise NotImplementedError(
+            f"the learning rate of {type(given).__name__} is a function without a step, and servers have the step "
+            "alone: give it a number, or a keras.optimizers.schedules.LearningRateSchedule"
+        )
+    return Schedule(schedule, given.gradient_accumulation_steps or 1)
+
+
 def settings_of(given: Any) -> dict[str, Any]:
-    """Return what `own_optimizer` looks at, but for a learning rate that is a number.  Local."""
-    names = set(given.get_config()) - {"learning_rate"}
+    """Return what an optimizer was made with, as it is now, but for a learning rate that is a number.  Local."""
+    names = set(inspect.signature(type(given).__init__).parameters) - {"self", "kwargs", "learning_rate"}
     found = {name: vars(given).get(name) for name in sorted(names)}
-    return {**found, "learning_rate": id(given._learning_rate) if is_scheduled(given) else None}
+    return {**found, "learning_rate": given._learning_rate} if is_scheduled(given) else found
 
 
 class Schedule:

@@ -58,7 +58,8 @@ class ServedReplica(ModelReplica):
         self._read: dict[int, numpy.ndarray] = {}
         self._stamps: dict[int, Any] = {}
         self._compiled_with: tuple[Any, dict[str, Any]] = None, {}
-        self._slots_read: dict[tuple[int, str], numpy.ndarray] | None = None
+        self._steps_read = -1
+        self._slots_read: dict[tuple[int, str], numpy.ndarray] = {}
 
     @property
     def is_evaluator(self) -> bool:
@@ -151,7 +152,7 @@ class ServedReplica(ModelReplica):
         if self._compiled_with[0] is not given or self._compiled_with[1] != settings:
             with self.strategy.scope():
                 self.own_optimizer = own_optimizer(given)()
-            self._compiled_with, self._slots_read = (given, settings), None
+            self._compiled_with, self._steps_read = (given, settings), -1
 
     def read_steps(self, model: keras.Model, own: Optimizer, micro_step: int = 0) -> None:
         """Give the optimizer of a model the steps and the learning rate that servers have.  Local."""
@@ -166,6 +167,7 @@ class ServedReplica(ModelReplica):
         own, given = self.own_optimizer, model.optimizer
         assert own is not None
         self.read_steps(model, own, micro_step)
+        self._steps_read = int(given.iterations)
         state = own.state()
         places = {name: number for number, name in enumerate(state.get("slot_variables", ()))}
         theirs = _slots_of(own, given)
@@ -177,15 +179,14 @@ class ServedReplica(ModelReplica):
             self._slots_read[owner, slot] = _array(kept).copy()
 
     def write_optimizer(self, model: keras.Model) -> None:
-        """Give the servers the steps, slots and learning rate of a model's optimizer where they are others.  Local."""
+        """Write to the servers what was changed here since `read_optimizer`: steps, slots, learning rate.  Local."""
         own, given = self.own_optimizer, model.optimizer
         assert own is not None
         steps = int(given.iterations)
         values = {key: _array(kept).copy() for key, kept in _slots_of(own, given).items() if key[0] in self.served}
-        read = self._slots_read
-        if steps != own.iterations or read is None or any(map(_differ, values.values(), map(read.get, values))):
+        if steps != self._steps_read or any(map(_differ, values.values(), map(self._slots_read.get, values))):
             own.restore(self._state(own, steps, values))
-            self._slots_read = values
+            self._steps_read, self._slots_read = steps, values
         if not is_scheduled(given):
             rate = float(given.learning_rate)
             if rate != own.learning_rate:
