@@ -56,14 +56,14 @@ def is_scheduled(given: Any) -> bool:
     return callable(given._learning_rate)  # Private: it is computed where it is asked for otherwise
 
 
-def _schedule_of(given: Any) -> Schedule:
+def _schedule_of(given: Any) -> _Schedule:
     schedule = given._learning_rate
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         raise NotImplementedError(
             f"the learning rate of {type(given).__name__} is a function without a step, and servers have the step "
             "alone: give it a number, or a keras.optimizers.schedules.LearningRateSchedule"
         )
-    return Schedule(schedule, given.gradient_accumulation_steps or 1)
+    return _Schedule(schedule, given.gradient_accumulation_steps or 1)
 
 
 def settings_of(given: Any) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def settings_of(given: Any) -> dict[str, Any]:
     return {**found, "learning_rate": given._learning_rate} if is_scheduled(given) else found
 
 
-class Schedule:
+class _Schedule:
     """A learning rate by steps, as Keras computes it; servers get it pickled.
 
     Parameters

@@ -187,8 +187,9 @@ def _begun(
     dataset_fn = arrays[0] if _makes_data(arrays[0]) else None
     if dataset_fn is None:
         adapter = adapter_of(replica, "fit", arrays, batch_size, steps, shuffle, class_weight)
-        source: _Batches | None = _Batches(adapter, steps)
-        look, steps = source.first, steps or adapter.num_batches
+        batches = _Batches(adapter, steps)
+        source: _Batches | None = batches
+        look, steps = batches.first, steps or adapter.num_batches
     else:
         if steps is None:
             raise ValueError(
@@ -298,8 +299,8 @@ class _Training:
         assert optimizer is not None
         served = tuple(replica.served[id(each)] for each in replica.shared(model))
         number = models_of(replica.strategy).index(model)
-        parts, compilation = trainable_parts(model), replica.compilation(model)
-        told = ServedTraining(number, optimizer, served, parts, compilation, self._dataset_fn)
+        parts, config = trainable_parts(model), replica.compile_config(model)
+        told = ServedTraining(number, optimizer, served, parts, config, self._dataset_fn)
         if not told.is_like(replica.told, self._is_told):
             make = functools.partial(training_of, told)
             replica.told = told
@@ -341,7 +342,7 @@ class _Training:
             warnings.warn(
                 f"the data ended after {done} of {self.steps or 'at least 1'} batches of an epoch: let them repeat, or "
                 "ask for fewer steps_per_epoch",
-                stacklevel=3,
+                stacklevel=4,
             )
             self._model.stop_training = self._batches is None  # those of workers do not begin anew
         self._read()

@@ -12,7 +12,7 @@ import numpy
 from mpidist import transports
 from mpidist.collectives.communicator import Communicator
 from mpidist.frameworks.keras import backends
-from mpidist.frameworks.keras.compilation import Compilation, compilation_of
+from mpidist.frameworks.keras.compile_config import CompileConfig, compile_config_of
 from mpidist.frameworks.keras.own_optimizer import is_scheduled, own_optimizer, settings_of
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import is_seed
@@ -128,11 +128,11 @@ class ServedReplica(ModelReplica):
 
     # -- the optimizer -------------------------------------------------------------------------------------------------
 
-    def compilation(self, model: keras.Model) -> Compilation | None:
+    def compile_config(self, model: keras.Model) -> CompileConfig | None:
         """Return what workers need to compile the model as it is compiled here; None where theirs is.  Local."""
         if self.compilations == self.workers_compilations or not self.strategy.extended.spans_ranks:
             return None
-        found = compilation_of(model)
+        found = compile_config_of(model)
         self.workers_compilations = self.compilations
         return found
 

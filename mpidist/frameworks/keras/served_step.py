@@ -13,7 +13,7 @@ import numpy
 from mpidist.errors import OutOfRangeError
 from mpidist.frameworks.keras import backends, metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
-from mpidist.frameworks.keras.compilation import Compilation
+from mpidist.frameworks.keras.compile_config import CompileConfig
 from mpidist.frameworks.keras.current_step import step_of
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
 from mpidist.frameworks.keras.variables import is_seed, own_seed
@@ -33,7 +33,7 @@ class ServedTraining(NamedTuple):
     """On servers, by variable of the model."""
     trainable: tuple[tuple[bool, ...], tuple[bool, ...]]
     """See `trainable_parts`."""
-    compilation: Compilation | None
+    compile_config: CompileConfig | None
     """Of a model that was compiled anew after workers had come to the coordinator."""
     dataset_fn: Callable[[InputContext], Any] | None
     """None where the chief hands out batches."""
@@ -42,7 +42,7 @@ class ServedTraining(NamedTuple):
         """Whether workers that were told the other one need not be told anything: their data sets may go on.  Local."""
         return (
             other is not None
-            and self.compilation is None
+            and self.compile_config is None
             and (goes_on or self.dataset_fn is None and other.dataset_fn is None)
             and self.optimizer is other.optimizer
             and self.trainable == other.trainable
@@ -96,8 +96,8 @@ class _Worker:
     def _begin(self, batch: Any) -> None:
         """Make the model the chief's, at the first batch, by which it is built."""
         told, model, replica = self._training, self._model, self._replica
-        if told.compilation is not None:
-            told.compilation.apply(model)
+        if told.compile_config is not None:
+            told.compile_config.apply(model)
             replica.steps = None
         # Private, as on the chief
         model._symbolic_build(iterator=((0, 0, [each]) for each in [batch]))

@@ -68,7 +68,9 @@ class Renaming(Deferred):
     def train_step(self, *given):
         found = super().train_step(*given)
         logs, *state = found if isinstance(found, tuple) else (found,)
-        logs = {"parts": {"d_loss": logs["loss"]}, "steps": keras.ops.convert_to_tensor(self.optimizer.iterations) + 0}
+        is_torch = keras.backend.backend() == "torch"  # with JAX, optimizers have no values in a step
+        steps = keras.ops.convert_to_tensor(self.optimizer.iterations) + 0 if is_torch else logs["loss"]
+        logs = {"parts": {"d_loss": logs["loss"]}, "steps": steps}
         return (logs, *state) if state else logs
 
 
@@ -174,7 +176,7 @@ class Watching(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.001 * len(self.seen)
 
     def on_epoch_end(self, epoch, logs=None):
-        self.model.layers[0].trainable = False
+        self.model.layers[0].trainable = keras.backend.backend() == "jax"  # which does not take that without `compile`
 
     def on_test_batch_end(self, batch, logs=None):
         self.seen.append(logs["loss"])

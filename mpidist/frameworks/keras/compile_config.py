@@ -10,7 +10,7 @@ import keras
 from mpidist.frameworks.keras.classes import stock, stock_classes
 
 
-class Compilation(NamedTuple):
+class CompileConfig(NamedTuple):
     """How a model was compiled."""
 
     config: dict[str, Any]
@@ -24,7 +24,7 @@ class Compilation(NamedTuple):
             model.compile_from_config(self.config)
 
 
-def compilation_of(model: Any) -> Compilation:
+def compile_config_of(model: Any) -> CompileConfig:
     """Return how a model was compiled.  Local.
 
     Raises
@@ -46,7 +46,7 @@ def compilation_of(model: Any) -> Compilation:
             f"{type(model).__name__} was compiled with a lambda after workers had come to the coordinator: give the "
             f"function a name, or {advice}"
         )
-    return Compilation(config, custom)
+    return CompileConfig(config, custom)
 
 
 def _custom_of(given: Any) -> Iterator[tuple[str, Any]]:
@@ -54,6 +54,6 @@ def _custom_of(given: Any) -> Iterator[tuple[str, Any]]:
     for leaf in keras.tree.flatten(given):
         wrapped = getattr(leaf, "fn", None), getattr(leaf, "_learning_rate", None)
         for each in (leaf, *wrapped):
-            owner = each if hasattr(each, "__name__") else type(each)
+            owner: Any = each if hasattr(each, "__name__") else type(each)
             if callable(each) and owner.__module__.partition(".")[0] not in ("keras", "builtins"):
                 yield owner.__name__, owner
