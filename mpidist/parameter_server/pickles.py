@@ -30,7 +30,8 @@ def pickled(value: Any) -> bytes:
 
 
 def _pickled_by_name(value: Any) -> bytes:
-    parts = (value, getattr(value, "_learning_rate", None))
+    rate = getattr(value, "_learning_rate", None)
+    parts = (value, rate, getattr(rate, "wrapped", None), getattr(value, "wrapped", None))
     of_script: list[Any] = [each for each in parts if _is_of_script(each)]
     if not of_script:
         try:

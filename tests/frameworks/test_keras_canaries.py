@@ -254,6 +254,28 @@ def test_how_an_optimizer_names_what_it_keeps():
         assert {each.name for each in optimizer.variables} == {"iteration", "learning_rate", *expected}
 
 
+def test_what_an_optimizer_keeps_of_its_steps_and_its_learning_rate():
+    """Else a model on servers has other steps than they, or a schedule of another rate."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    optimizer = keras.optimizers.SGD(schedule, gradient_accumulation_steps=3)
+    assert optimizer._learning_rate is schedule and not callable(keras.optimizers.SGD()._learning_rate)
+    optimizer._iterations.assign(7)
+    assert int(optimizer.iterations) == 2
+
+
+def test_how_a_model_was_compiled_and_validates():
+    """Else workers are told nothing of a loss of the user's, and a generator is validated with other batches."""
+    from mpidist.frameworks.keras import backends
+
+    model = stock(sequential, compiled())
+    model.optimizer.build(model.trainable_variables)
+    assert model.optimizer._trainable_variables == model.trainable_variables
+    assert model._compile_config.config["optimizer"] is model.optimizer
+    model._eval_epoch_iterator = backends.seam().EpochIterator(x=X, y=Y, batch_size=4, steps_per_epoch=1)
+    found = model.evaluate(X, Y, verbose=0, _use_cached_eval_dataset=True)
+    numpy.testing.assert_allclose(found, model.evaluate(X[:4], Y[:4], verbose=0), rtol=1e-5)
+
+
 def test_what_is_excluded_from_weight_decay():
     """Else it decays on servers."""
     names = "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"

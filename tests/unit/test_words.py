@@ -61,7 +61,7 @@ GIVEN = set(
     """
     absolute accuracy adagrad adam aggregating aggregation arg asynchronous auc autograd autoshard
     b backup binary binomial
-    callback categorical central checkpoint classifier clipping comm concatenate config confusion constant context
+    callback categorical central checkpoint classifier clipping comm compile concatenate config confusion constant context
     coordinator cosine cross csv
     cuda dataset decay distribute distributed distribution doubling dynamic
     early estimator eval evaluate experimental exponential extended

@@ -18,6 +18,26 @@ from mpidist.frameworks.keras.replica import ModelReplica
 _MEANS = ("sum_over_batch_size", "mean")
 
 
+def require_gradients(model: keras.Model) -> None:
+    """Raise NotImplementedError if a variable is overwritten by what is no gradient.  Local."""
+    for variable in model.trainable_variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise NotImplementedError(
+                f"the variable {variable.path!r} is overwritten by its gradient, as those of float8 are: that is the "
+                "greatest value of a batch, of which a replica has a part. Train with another dtype policy, "
+                "such as mixed_bfloat16"
+            )
+
+
+def require_compiled_optimizer(model: Any, optimizer: Any) -> None:
+    """Raise NotImplementedError if a step applies gradients by another optimizer than servers have.  Local."""
+    if optimizer is not model.optimizer:
+        raise NotImplementedError(
+            f"train_step of {type(model).__name__} applies gradients by a {type(optimizer).__name__} that it was not "
+            "compiled with, and servers update by the one that it was: call self.optimizer"
+        )
+
+
 def require_trainable(model: keras.Model) -> None:
     """Raise unless a model trains, on parts of batches, as it does on whole ones.  Local.
 
@@ -35,13 +55,7 @@ def require_trainable(model: keras.Model) -> None:
             f"a distributed Keras model has losses with the reductions {', '.join(sorted(map(str, reductions)))}; use "
             'one for all, such as "sum_over_batch_size"'
         )
-    for variable in model.trainable_variables:
-        if getattr(variable, "overwrite_with_gradient", False):
-            raise NotImplementedError(
-                f"the variable {variable.path!r} is overwritten by its gradient, as those of float8 are: that is the "
-                "greatest value of a batch, of which a replica has a part. Train with another dtype policy, "
-                "such as mixed_bfloat16"
-            )
+    require_gradients(model)
     for layer in model._flatten_layers():
         if getattr(layer, "activity_regularizer", None) is not None:
             raise NotImplementedError(

@@ -146,6 +146,7 @@ def _weights_of_classes(y: Any, sample_weight: Any, class_weight: Any) -> numpy.
     if y is None or keras.tree.is_nested(y):
         raise ValueError("class_weight is for models with one output, and needs labels")
     classes = y.argmax(axis=-1) if y.ndim > 1 and y.shape[-1] > 1 else y.reshape(len(y))
+    classes = numpy.round(classes)
     weights = numpy.ones(classes.shape, keras.config.floatx())
     for number, weight in class_weight.items():
         weights[classes == number] = weight

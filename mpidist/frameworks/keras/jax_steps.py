@@ -13,7 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy
 
-from mpidist.frameworks.keras import metrics
+# Private: a validation goes through its data as `fit` of Keras does
+from keras.src.backend.jax.trainer import JAXEpochIterator
+
+from mpidist.frameworks.keras import checks, metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
 from mpidist.frameworks.keras.current_step import in_optimizer
 from mpidist.frameworks.keras.float_range import half_variables, overflown
@@ -234,7 +237,8 @@ class _GradientStep:
         self._step: Callable[..., Any] = jax.jit(self._traced) if is_compiled else self._traced
 
     def _traced(self, state: Any, data: Any) -> Any:
-        logs, after, _, gradients = _noted(self._model, self._replica, state, data)
+        logs, after, optimizer, gradients = _noted(self._model, self._replica, state, data)
+        checks.require_compiled_optimizer(self._model, optimizer)
         return logs, gradients, after[1], after[3]
 
     def __call__(self, data: Any) -> tuple[dict[str, Any], list[Any]]:
@@ -256,6 +260,16 @@ def gradients_of_step(model: Any, replica: ModelReplica, data: Any) -> tuple[dic
         replica.steps = _GradientStep(model, replica)
     found: tuple[dict[str, Any], list[Any]] = replica.steps(data)
     return found
+
+
+def stamp(variable: Any) -> Any:
+    """Return what `is_written` takes.  Local."""
+    return variable.value
+
+
+def is_written(variable: Any, stamp: Any) -> bool:
+    """Return whether a variable was written since a stamp.  Local."""
+    return variable.value is not stamp
 
 
 def _weighted(value: Any, weight: Any) -> Any:
@@ -388,6 +402,8 @@ def buffers(model: Any) -> list[tuple[str, Any]]:
 def share_buffers(replica: ModelReplica, model: Any) -> None:
     """Do nothing, as there are none.  Local."""
 
+
+EpochIterator = JAXEpochIterator
 
 METHODS = {
     "make_train_function": _make_train_function,

@@ -27,12 +27,13 @@ def results(replica: ModelReplica, variables: Sequence[Any], values: Sequence[An
     """
     own = [keras.ops.convert_to_numpy(value) for value in values]
     totals = over_replicas(replica, variables, own)
-    found = _with_values(variables, totals, compute)
-    replica.last_results = found, _with_values(variables, own, compute)
+    found = with_values(variables, totals, compute)
+    replica.last_results = found, with_values(variables, own, compute)
     return found
 
 
-def _with_values(variables: Sequence[Any], values: Sequence[Any], compute: Any) -> dict[str, Any]:
+def with_values(variables: Sequence[Any], values: Sequence[Any], compute: Any) -> dict[str, Any]:
+    """Return what ``compute()`` says where the variables of metrics have these values; they keep theirs.  Local."""
     pairs = zip(variables, values, strict=True)
     mapping = [(variable, keras.ops.convert_to_tensor(value, variable.dtype)) for variable, value in pairs]
     with keras.StatelessScope(state_mapping=mapping):
@@ -80,13 +81,13 @@ def agreed(replica: ModelReplica, logs: dict[str, Any], rows: int) -> dict[str, 
     CollectiveMismatchError
         On all ranks: they have numbers of other names.
     """
-    logs = _flat(logs)
+    logs = flat(logs)
     names = sorted(name for name, value in logs.items() if numpy.ndim(value) == 0)
     replica.compare("logs of Keras", [(name, numpy.dtype("float64"), ()) for name in names])
     of_all, own_results = replica.last_results
     own = numpy.array([float(logs[name]) for name in names])
     is_without_rows = replica.last_share is not None and not replica.last_share.own_rows
-    is_result = [is_without_rows or _is_close(logs[name], own_results.get(name)) for name in names]
+    is_result = [is_without_rows or is_close(logs[name], own_results.get(name)) for name in names]
     every = replica.communicator.all_gather(numpy.concatenate([own, is_result, [rows]])[None], axis=0)
     values, are_results, weights = numpy.split(every, [len(names), 2 * len(names)], axis=1)
     is_alike = ((values == values[0]) | numpy.isnan(values) & numpy.isnan(values[0])).all(axis=0)
@@ -97,13 +98,13 @@ def agreed(replica: ModelReplica, logs: dict[str, Any], rows: int) -> dict[str, 
     return {**logs, **found, **results_of_all}
 
 
-def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+def flat(logs: dict[str, Any]) -> dict[str, Any]:
     """Return logs without mappings in them, as Keras takes them."""
-    pairs = [_flat(value).items() if isinstance(value, dict) else [(name, value)] for name, value in logs.items()]
+    pairs = [flat(value).items() if isinstance(value, dict) else [(name, value)] for name, value in logs.items()]
     return {name: value for each in pairs for name, value in each}
 
 
-def _is_close(value: Any, other: Any) -> bool:
+def is_close(value: Any, other: Any) -> bool:
     """Return whether two numbers are the same but for rounding: one may have been computed in compiled code."""
     return isinstance(other, float) and bool(numpy.isclose(float(value), other, rtol=1e-5, atol=0))
 

@@ -44,15 +44,20 @@ def link_optimizers(model: Any) -> None:
 
 def _compile(self: Any, *args: Any, **kwargs: Any) -> None:
     stock(self).compile(*args, **kwargs)
-    if replica_of(self) is not None:
-        link_optimizers(self)
+    _count_compilation(self)
 
 
 def _compile_from_config(self: Any, config: Any) -> None:
     with stock_class(self):  # Keras leaves a model alone whose class has a `compile` of its own
         self.compile_from_config(config)
-    if replica_of(self) is not None:
-        link_optimizers(self)
+    _count_compilation(self)
+
+
+def _count_compilation(model: Any) -> None:
+    replica = replica_of(model)
+    if replica is not None:
+        replica.compilations += 1
+        link_optimizers(model)
 
 
 def _get_compile_config(self: Any) -> Any:

@@ -38,7 +38,8 @@ def _apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> 
         return stock(self).apply(grads, trainable_variables)
     if replica.collected is not None:  # servers apply them
         known = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        replica.collected.append((list(grads), known))
+        replica.collected.append((self, list(grads), known))
+        self._iterations.assign_add(1)  # Private: the step may look at them
         return None
     if replica.share is None:
         _require_replica(replica)

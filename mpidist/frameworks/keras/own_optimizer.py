@@ -39,32 +39,56 @@ def own_optimizer(given: keras.optimizers.Optimizer) -> Callable[[], Optimizer]:
     if kind is None:
         known = ", ".join(each.__name__ for each in _KINDS)
         raise NotImplementedError(f"mpidist has those of Keras named {known}; the model has a {type(given).__name__}")
-    config = given.get_config()
+    config = settings_of(given)
     accepted = (set(inspect.signature(kind).parameters) - {"options"}) | _COMMON
     settings = {name: value for name, value in config.items() if name in accepted and value is not None}
+    settings["learning_rate"] = _schedule_of(given) if is_scheduled(given) else float(given.learning_rate)
     lost = [f"{name}={value!r}" for name, value in config.items() if name not in accepted | _SILENT and value]
     # Private: what `exclude_from_weight_decay` was given
     if any(vars(given).get(f"_exclude_from_weight_decay{each}") for each in ("", "_pattern")):
         lost.append("exclude_from_weight_decay")
     if lost:
         raise NotImplementedError(f"settings of {type(given).__name__} that mpidist does not have: {', '.join(lost)}")
-    if isinstance(settings["learning_rate"], dict):
-        settings["learning_rate"] = _Schedule(settings["learning_rate"])
     return lambda: kind(**settings)
 
 
-class _Schedule:
-    """A learning rate by steps, as Keras computes it; servers get it pickled."""
+def is_scheduled(given: Any) -> bool:
+    """Return whether the learning rate is no number.  Local."""
+    return callable(given._learning_rate)  # Private: it is computed where it is asked for otherwise
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._config = config
-        self._schedule = keras.optimizers.schedules.deserialize(config)
+
+def _schedule_of(given: Any) -> _Schedule:
+    schedule = given._learning_rate
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        raise NotImplementedError(
+            f"the learning rate of {type(given).__name__} is a function without a step, and servers have the step "
+            "alone: give it a number, or a keras.optimizers.schedules.LearningRateSchedule"
+        )
+    return _Schedule(schedule, given.gradient_accumulation_steps or 1)
+
+
+def settings_of(given: Any) -> dict[str, Any]:
+    """Return what an optimizer was made with, as it is now, but for a learning rate that is a number.  Local."""
+    names = set(inspect.signature(type(given).__init__).parameters) - {"self", "kwargs", "learning_rate"}
+    found = {name: vars(given).get(name) for name in sorted(names)}
+    return {**found, "learning_rate": given._learning_rate} if is_scheduled(given) else found
+
+
+class _Schedule:
+    """A learning rate by steps, as Keras computes it; servers get it pickled.
+
+    Parameters
+    ----------
+    wrapped : keras.optimizers.schedules.LearningRateSchedule
+    count : int
+        Micro-batches that make a step: Keras counts these.
+    """
+
+    def __init__(self, wrapped: Any, count: int) -> None:
+        self.wrapped, self._count = wrapped, count
 
     def __call__(self, step: int) -> float:
-        return float(self._schedule(step))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Schedule, (self._config,)
+        return float(self.wrapped(step * self._count + self._count - 1))
 
 
 def _kind_of(given: keras.optimizers.Optimizer) -> type[Optimizer] | None:

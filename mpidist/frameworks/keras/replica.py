@@ -50,6 +50,8 @@ class ModelReplica:
         Whether the model began with the weights that the chief's has.
     is_synchronized : bool
         Whether all replicas have the chief's weights, and the state of its optimizer.
+    compilations : int
+        How often the model was compiled.
     steps, test_step, predict_step : object
         What the seam of the backend keeps for the model's steps.
     last_share : BatchShare or None
@@ -70,6 +72,7 @@ class ModelReplica:
         self.communicator = self.replicas.communicator
         self.has_chiefs_weights = self.is_synchronized = False
         self.halves: set[int] = set()
+        self.compilations = 0
         self.steps: Any = None
         self.test_step: Any = None
         self.predict_step: Any = None

@@ -14,22 +14,31 @@ import keras
 import numpy
 
 from mpidist.errors import OutOfRangeError
-from mpidist.frameworks.keras import metrics
+from mpidist.frameworks.keras import backends, checks, metrics
 from mpidist.frameworks.keras.callbacks import flat_callbacks
 from mpidist.frameworks.keras.classes import distribute, replica_of
 from mpidist.frameworks.keras.given import adapter_of, split
 from mpidist.frameworks.keras.inputs import PartAdapter
 from mpidist.frameworks.keras.model import SAVING, link_optimizers
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
-from mpidist.frameworks.keras.served_step import ServedTraining, StepResult, on_host, step, trainable_parts, training_of
+from mpidist.frameworks.keras.served_step import (
+    ServedTraining,
+    StepResult,
+    of_keras,
+    on_host,
+    step,
+    trainable_parts,
+    training_of,
+)
 from mpidist.input.from_function import InputContext
 from mpidist.parameter_server.coordinator.coordinator import ClusterCoordinator
 
 #: So many batches for each worker are handed out ahead: one is computed, and one waits at least.
 _AHEAD = 8
 
-#: The hooks of a callback for which logs are computed after each batch.
-_OF_BATCHES = ("on_train_batch_end", "on_batch_end")
+#: The hooks of a callback before and after each batch; for the latter logs are computed.
+_BEGINNINGS = ("on_train_batch_begin", "on_batch_begin")
+_ENDS = ("on_train_batch_end", "on_batch_end")
 
 
 def serve_model(model: keras.Model, strategy: Any) -> None:
@@ -74,11 +83,11 @@ def _fit(
     validation_freq: Any = 1,
 ) -> Any:
     arrays = x, y, sample_weight
+    epochs = min(epochs, keras.config.max_epochs() or epochs)
     if validation_split and validation_data is None:
         arrays, validation_data = split(arrays, validation_split)
     training = _begun(self, arrays, batch_size, steps_per_epoch, shuffle, class_weight)
     sizes = {"batch_size": validation_batch_size or batch_size, "steps": validation_steps}
-    validation = _validation(self, validation_data, validation_freq, sizes)
     listed = keras.callbacks.CallbackList(
         flat_callbacks(callbacks),
         add_history=True,
@@ -88,9 +97,9 @@ def _fit(
         steps=training.steps,
         model=self,
     )
+    validation = _validation(self, validation_data, validation_freq, sizes, listed)
     self.stop_training = False
     listed.on_train_begin()
-    training.begin()
     # Private: BackupAndRestore says here with which epoch training goes on
     first = initial_epoch if self._initial_epoch is None else self._initial_epoch
     logs: dict[str, Any] = {}
@@ -101,20 +110,36 @@ def _fit(
         listed.on_epoch_end(epoch, logs)
         if self.stop_training:
             break
+    self._eval_epoch_iterator = None
     listed.on_train_end(logs)
-    training.begin()  # what callbacks have set, such as the best weights
+    training.write()  # what callbacks have set, such as the best weights
     return self.history
 
 
-def _validation(model: Any, data: Any, often: Any, sizes: dict[str, Any]) -> Callable[[int], dict[str, Any]]:
+def _validation(
+    model: Any, data: Any, often: Any, sizes: dict[str, Any], callbacks: keras.callbacks.CallbackList
+) -> Callable[[int], dict[str, Any]]:
     """Return what says, at the end of an epoch, the results of an evaluation, if one is due then."""
     x, y, sample_weight = (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
+    # Private: `evaluate` goes through the same data again and again by it
+    model._eval_epoch_iterator = None
 
     def validation(epoch: int) -> dict[str, Any]:
         is_due = (epoch + 1) % often == 0 if isinstance(often, int) else epoch + 1 in often
         if data is None or not is_due:
             return {}
-        found = model.evaluate(x, y, sample_weight=sample_weight, return_dict=True, verbose=0, **sizes)
+        if model._eval_epoch_iterator is None:
+            model._eval_epoch_iterator = backends.seam().EpochIterator(
+                x=x,
+                y=y,
+                sample_weight=sample_weight,
+                batch_size=sizes["batch_size"],
+                steps_per_epoch=sizes["steps"],
+                steps_per_execution=model.steps_per_execution,
+                shuffle=False,
+            )
+        given = {**sizes, "callbacks": callbacks, "return_dict": True, "_use_cached_eval_dataset": True}
+        found = model.evaluate(x, y, sample_weight=sample_weight, **given)
         return {f"val_{name}": value for name, value in found.items()}
 
     return validation
@@ -125,7 +150,6 @@ def _train_on_batch(
 ) -> Any:
     rows = len(keras.tree.flatten(x)[0])
     training = _begun(self, (x, y, sample_weight), rows, None, False, class_weight)
-    training.begin()
     logs = training.epoch()
     # Private: the order of metrics
     return logs if return_dict else self._flatten_metrics_in_order(logs)
@@ -143,7 +167,9 @@ def _begun(
     RuntimeError
         On the evaluator.
     ValueError
-        A function that makes data sets, and no number of steps.
+        A function that makes data sets, and no number of steps; or the model is not compiled.
+    NotImplementedError
+        Its class has methods in the place of those that are put over Keras', or variables that have no gradients.
     """
     replica: ServedReplica = replica_of(model)
     if replica.is_evaluator:
@@ -151,13 +177,19 @@ def _begun(
             f"{type(model).__name__} is trained on the evaluator, which takes no part in the training: give it a "
             'SidecarEvaluator where `strategy.cluster_resolver.task_type == "evaluator"`'
         )
+    if own := [name for name in ("fit", "train_on_batch", "make_train_function") if not of_keras(model, name)]:
+        raise NotImplementedError(
+            f"{type(model).__name__} has a {own[0]} of its own, in whose place servers train the model: put what it "
+            "does into train_step, or into a function that calls fit"
+        )
     if not model.compiled:
         raise ValueError(f"{type(model).__name__} is not compiled: call compile(optimizer, loss) before it is trained")
     dataset_fn = arrays[0] if _makes_data(arrays[0]) else None
     if dataset_fn is None:
         adapter = adapter_of(replica, "fit", arrays, batch_size, steps, shuffle, class_weight)
-        source: _Batches | None = _Batches(adapter, steps)
-        look, steps = adapter.batches, steps or adapter.num_batches
+        batches = _Batches(adapter, steps)
+        source: _Batches | None = batches
+        look, steps = batches.first, steps or adapter.num_batches
     else:
         if steps is None:
             raise ValueError(
@@ -166,7 +198,10 @@ def _begun(
             )
         source, look = None, lambda: iter(dataset_fn(InputContext(replica.workers)))
     # Private: builds model, metrics, losses and optimizer by the shapes of a batch, at which it looks only if need be
-    model._symbolic_build(iterator=((0, 0, [replica.seen(on_host(next(each())))]) for each in [look]))
+    model._symbolic_build(iterator=((0, 0, [on_host(next(each()))]) for each in [look]))
+    if source is not None:
+        source.reset()
+    checks.require_gradients(model)
     replica.adopt(model)
     return _Training(model, source, dataset_fn, steps)
 
@@ -187,6 +222,15 @@ class _Batches:
         self._count = adapter.num_batches  # where it is not known, it is when they have come to their end
         self._under_way: Iterator[Any] | None = None
         self._taken = 0
+
+    def first(self) -> Iterator[Any]:
+        """Return batches to look at the first one, as Keras does."""
+        self._adapter.on_epoch_begin()
+        return self._adapter.batches()
+
+    def reset(self) -> None:
+        """Begin anew: Keras says so, whether it has looked or not."""
+        self._adapter.on_epoch_end()
 
     def epoch(self) -> Iterator[Any]:
         """Yield the batches of an epoch, as arrays of NumPy: so many as were asked for, or all.
@@ -236,123 +280,193 @@ class _Training:
         self.steps = steps
         self._model, self._batches = model, batches
         self._replica: ServedReplica = replica_of(model)
+        self._dataset_fn = dataset_fn
         strategy = self._replica.strategy
         self._replica.adopt_optimizer(model)
         if strategy._cluster_coordinator is None:
             for each in models_of(strategy):
-                replica_of(each).workers_optimizer = getattr(each, "optimizer", None)
+                replica_of(each).workers_compilations = replica_of(each).compilations
         self._coordinator = ClusterCoordinator(strategy)  # workers do not come further
-        config = self._replica.compile_config(model)
-        optimizer = self._replica.own_optimizer
-        assert optimizer is not None
-        variables = self._replica.shared(model)
-        told = ServedTraining(
-            models_of(strategy).index(model),
-            optimizer,
-            config,
-            self._replica.example,
-            tuple(self._replica.served[id(each)] for each in variables),
-            trainable_parts(model),
-            dataset_fn,
-        )
-        if not told.is_like(self._replica.told):
-            make = functools.partial(training_of, told)
-            self._replica.told = told
-            self._replica.iterator = iter(self._coordinator.create_per_worker_dataset(make))
-        self._iterator = self._replica.iterator
-        self._ahead = _AHEAD * self._replica.workers
+        self._is_told = False
+        self._micro_step = 0
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
+        """Tell workers and servers what they do not know of the model, its optimizer, and which layers are trained."""
+        model, replica = self._model, self._replica
+        replica.adopt_optimizer(model)
+        self.write()
+        optimizer = replica.own_optimizer
+        assert optimizer is not None
+        served = tuple(replica.served[id(each)] for each in replica.shared(model))
+        number = models_of(replica.strategy).index(model)
+        parts, config = trainable_parts(model), replica.compile_config(model)
+        told = ServedTraining(number, optimizer, served, parts, config, self._dataset_fn)
+        if not told.is_like(replica.told, self._is_told):
+            make = functools.partial(training_of, told)
+            replica.told = told
+            replica.iterator = iter(self._coordinator.create_per_worker_dataset(make))
+        self._is_told = True
+        replica.epochs += 1
+
+    def write(self) -> None:
         """Give servers what was set here: weights, and the steps, slots and learning rate of the optimizer."""
         self._replica.write(self._model)
         self._replica.write_optimizer(self._model)
 
-    def epoch(self, callbacks: keras.callbacks.CallbackList | None = None) -> dict[str, float]:
-        """Have an epoch computed, and return its logs.  The model has the servers' values then.
+    def _read(self) -> None:
+        """Take over what the servers have."""
+        self._replica.strategy.extended.pull()
+        self._replica.read(self._model)
+        self._replica.read_optimizer(self._model, self._micro_step)
+
+    def epoch(self, callbacks: keras.callbacks.CallbackList | None = None) -> dict[str, Any]:
+        """Have an epoch computed, and return its logs.  The model has the servers' values then, also after an error.
 
         Raises
         ------
         Exception
-            What a step has raised on a worker.
+            What a step has raised on a worker, or a callback here.
         """
-        self.begin()  # a callback may have set the learning rate
-        model, totals, done = self._model, _Totals(self._model), 0
-        for done, result in enumerate(self._results(callbacks), 1):
-            totals.add(result)
-            if callbacks is not None:
-                callbacks.on_train_batch_end(done - 1, totals.logs() if _reads_batches(callbacks) else {})
-            if model.stop_training:
-                break
-        self._coordinator.join()  # for the batches that were handed out before a callback stopped the training
-        if done < (self.steps or 1) and not model.stop_training:
+        self._begin()
+        totals = _Totals(self._model, self._replica.workers)
+        try:
+            done = self._go_through(callbacks, totals)
+            self._coordinator.join()  # for the batches that were handed out before a callback stopped the training
+        except BaseException:
+            with suppress(Exception):  # the first error that was met is the one that counts
+                self._coordinator.join()
+            with suppress(Exception):
+                self._read()
+            raise
+        if done < (self.steps or 1) and not self._model.stop_training:
             warnings.warn(
                 f"the data ended after {done} of {self.steps or 'at least 1'} batches of an epoch: let them repeat, or "
                 "ask for fewer steps_per_epoch",
-                stacklevel=2,
+                stacklevel=4,
             )
-            model.stop_training = self._batches is None  # those of workers do not begin anew
-        self._replica.strategy.extended.pull()
-        self._replica.read(model)
-        self._replica.read_optimizer(model)
-        return totals.logs()
+            self._model.stop_training = self._batches is None  # those of workers do not begin anew
+        self._read()
+        return totals.logs(are_kept=True)
 
-    def _results(self, callbacks: keras.callbacks.CallbackList | None) -> Iterator[StepResult]:
+    def _go_through(self, callbacks: keras.callbacks.CallbackList | None, totals: _Totals) -> int:
+        """Have the batches of an epoch computed, and return of how many workers have said something."""
+        done, is_watched = 0, callbacks is not None and _are_watching(callbacks)
+        try:
+            for done, result in enumerate(self._results(callbacks, is_watched), 1):
+                totals.add(result)
+                self._micro_step = result.micro_step if self._replica.workers == 1 else 0
+                if callbacks is not None:
+                    if is_watched:
+                        self._read()
+                    callbacks.on_train_batch_end(done - 1, totals.logs() if _reads_batches(callbacks) else {})
+                    if is_watched:
+                        self.write()
+                if self._model.stop_training:
+                    break
+        except OutOfRangeError:  # the epoch is shorter than was said
+            with suppress(Exception):
+                self._coordinator.join()
+        return done
+
+    def _results(self, callbacks: keras.callbacks.CallbackList | None, is_watched: bool) -> Iterator[StepResult]:
         """Yield what workers say of the batches of an epoch, in the order in which these were handed out."""
+        replica, workers = self._replica, self._replica.workers
+        # who watches a single worker sees what one process shows
+        ahead = 1 if is_watched and workers == 1 else _AHEAD * workers
         waiting: deque[Any] = deque()
         batches = iter(range(self.steps or 0)) if self._batches is None else self._batches.epoch()
-        try:
-            for number, batch in enumerate(batches):
-                if callbacks is not None:
-                    callbacks.on_train_batch_begin(number)
-                own = (self._iterator,) if self._batches is None else (self._iterator, batch)
-                waiting.append(self._coordinator.schedule(step, args=own))
-                if len(waiting) >= self._ahead:
-                    yield waiting.popleft().fetch()
-            while waiting:
+        for number, batch in enumerate(batches):
+            if callbacks is not None:
+                callbacks.on_train_batch_begin(number)
+                if is_watched:
+                    self.write()
+            own = (
+                (replica.iterator, replica.epochs)
+                if self._batches is None
+                else (replica.iterator, replica.epochs, batch)
+            )
+            waiting.append(self._coordinator.schedule(step, args=own))
+            if len(waiting) >= ahead:
                 yield waiting.popleft().fetch()
-        except OutOfRangeError:  # the epoch is shorter than was said
-            self._drop_rest()
-        except Exception:
-            self._drop_rest()
-            raise
-
-    def _drop_rest(self) -> None:
-        """Wait for the batches that workers have; the first error that was met is the one that counts."""
-        with suppress(Exception):
-            self._coordinator.join()
+        while waiting:
+            yield waiting.popleft().fetch()
 
 
 class _Totals:
-    """The metrics of an epoch: what the batches have added to their variables, and what a step returned besides."""
+    """The logs of an epoch, from what workers have said last of their batches."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, workers: int) -> None:
+        self._model, self._workers = model, workers
         self._variables = model.metrics_variables
-        self._sums: list[numpy.ndarray] | None = None
-        self._last: dict[str, float] = {}
+        self._said: dict[str, StepResult] = {}
+        self._last: StepResult | None = None
 
     def add(self, result: StepResult) -> None:
         """Count a batch."""
-        self._last = result.logs
-        self._sums = result.metrics if self._sums is None else list(map(numpy.add, self._sums, result.metrics))
+        self._said[result.worker] = self._last = result
 
-    def logs(self) -> dict[str, float]:
-        """Return the results of metrics so far; of other numbers those of the last batch."""
-        if self._sums is None:
+    def logs(self, are_kept: bool = False) -> dict[str, Any]:
+        """Return the results of metrics so far, as Keras gives them; of other numbers what the last batch gave.
+
+        Parameters
+        ----------
+        are_kept : bool
+            Whether the model's metrics are to have these results.
+        """
+        if self._last is None:
             return {}
-        for variable, value in zip(self._variables, self._sums, strict=True):
-            variable.assign(value)
-        found = {name: metrics.number(value) for name, value in self._model.get_metrics_result().items()}
-        return {**{name: value for name, value in self._last.items() if name not in found}, **found}
+        model, last = self._model, self._last
+        totals = self._of_all_workers()
+        found = metrics.with_values(self._variables, totals, model.get_metrics_result)
+        if are_kept:
+            for variable, value in zip(self._variables, totals, strict=True):
+                variable.assign(value)
+        if found.keys() == last.logs.keys():
+            return found
+        if self._workers == 1:
+            return dict(last.logs)
+        own = metrics.with_values(self._variables, last.metrics, model.get_metrics_result)
+        of_metrics = {name for name, value in last.logs.items() if metrics.is_close(value, own.get(name))}
+        return {name: found[name] if name in of_metrics else value for name, value in last.logs.items()}
+
+    def _of_all_workers(self) -> list[numpy.ndarray]:
+        """Return what the variables of metrics have over all workers: sums, or what a variable says."""
+        every = [result.metrics for result in self._said.values()]
+        if len(every) == 1:
+            return every[0]
+        rules = [getattr(variable, "aggregation", "sum") for variable in self._variables]
+        return [_together(rule, values) for rule, values in zip(rules, zip(*every, strict=True), strict=True)]
+
+
+def _together(rule: str, values: Sequence[numpy.ndarray]) -> numpy.ndarray:
+    if rule == "only_first_replica":
+        return values[0]
+    total = numpy.sum(values, axis=0, dtype="float64")
+    return (total / len(values) if rule == "mean" else total).astype(values[0].dtype)
 
 
 def _reads_batches(callbacks: keras.callbacks.CallbackList) -> bool:
     """Return whether a callback looks at the logs of batches."""
-    return any(
-        getattr(type(each), hook) is not getattr(keras.callbacks.Callback, hook)
-        for each in callbacks.callbacks
-        for hook in _OF_BATCHES
-    )
+    return any(_has(each, hook) for each in callbacks.callbacks for hook in _ENDS)
+
+
+def _are_watching(callbacks: keras.callbacks.CallbackList) -> bool:
+    """Return whether a callback may read or write the model between two batches: the user's, or one that saves."""
+    return any(_is_watching(each) for each in callbacks.callbacks)
+
+
+def _is_watching(callback: Any) -> bool:
+    if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
+        return bool(getattr(callback, "save_freq", None) != "epoch")
+    is_stock = type(callback).__module__.partition(".")[0] == "keras"
+    is_own = not is_stock or isinstance(callback, keras.callbacks.LambdaCallback)
+    return is_own and any(_has(callback, hook) for hook in (*_BEGINNINGS, *_ENDS))
+
+
+def _has(callback: Any, hook: str) -> bool:
+    """Return whether a callback has a hook, by its class or by itself."""
+    method = getattr(callback, hook)
+    return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)
 
 
 _METHODS = {**SAVING, "fit": _fit, "train_on_batch": _train_on_batch}

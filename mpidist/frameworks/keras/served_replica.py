@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import deque
 from typing import Any, NoReturn
 
 import keras
@@ -10,8 +11,9 @@ import numpy
 
 from mpidist import transports
 from mpidist.collectives.communicator import Communicator
-from mpidist.frameworks.keras.classes import stock_classes
-from mpidist.frameworks.keras.own_optimizer import own_optimizer
+from mpidist.frameworks.keras import backends
+from mpidist.frameworks.keras.compile_config import CompileConfig, compile_config_of
+from mpidist.frameworks.keras.own_optimizer import is_scheduled, own_optimizer, settings_of
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import is_seed
 from mpidist.frameworks.replicas import Replicas
@@ -36,28 +38,28 @@ class ServedReplica(ModelReplica):
         On servers, by the id of the variable of Keras, of all models: one model may be a part of others.
     own_optimizer : Optimizer or None
         By which servers update them.
-    example : nested arrays or None
-        A row of the batch by which the model was built.
     told : ServedTraining or None
         Of what workers were told last, on the chief.
     iterator : PerWorkerIterator
         By which they know it.
-    compiled_optimizer : keras.optimizers.Optimizer or None
-        After which it was made.
-    workers_optimizer : keras.optimizers.Optimizer or None
-        With which the model was compiled when workers were told of it, or had made it.
+    workers_compilations : int
+        How often the model had been compiled when workers were told of it, or had made it.
+    epochs : int
+        How many have begun, on the chief.
     """
 
     def __init__(self, strategy: Any) -> None:
         super().__init__(strategy, Replicas(Communicator(transports.alone())))
         self.served: dict[int, Any] = strategy.extended.adapters.setdefault(_VARIABLES, {})
         self.own_optimizer: Optimizer | None = None
-        self.compiled_optimizer: Any = None
-        self.workers_optimizer: Any = None
-        self.example: Any = None
+        self.workers_compilations = self.epochs = 0
         self.told: Any = None
         self.iterator: Any = None
         self._read: dict[int, numpy.ndarray] = {}
+        self._stamps: dict[int, Any] = {}
+        self._compiled_with: tuple[Any, dict[str, Any]] = None, {}
+        self._steps_read = -1
+        self._slots_read: dict[tuple[int, str], numpy.ndarray] = {}
 
     @property
     def is_evaluator(self) -> bool:
@@ -82,57 +84,60 @@ class ServedReplica(ModelReplica):
         """Return the variables of a model that servers hold: all but the seeds of random numbers.  Local."""
         return [each for each in model.variables if not is_seed(each)]
 
-    def seen(self, batch: Any) -> Any:
-        """Return a batch by which the model is built; a row of it is kept.  Local."""
-        self.example = keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:1], batch)
-        return batch
-
     def adopt(self, model: keras.Model) -> None:
         """Have servers hold the variables of a model, with the values that the chief's have.
 
         Collective: every rank that is no server calls it in the same order.
         """
+        names = {each.name for each in self.served.values()}  # two variables of one path need names of their own
         with self.strategy.scope():
             for variable in self.shared(model):
                 if id(variable) not in self.served:
-                    self.served[id(variable)] = Variable(_array(variable), name=variable.path)
+                    name = _free_name(variable.path, names)
+                    self.served[id(variable)] = Variable(_array(variable), name=name)
 
     def read(self, model: keras.Model) -> None:
         """Give a model the values that the servers have at this moment.  Local."""
+        stamp = backends.seam().stamp
         for variable in self.shared(model):
             value = numpy.array(self.served[id(variable)].value)  # the servers' memory is written again
             variable.assign(value)
-            self._read[id(variable)] = value
+            self._read[id(variable)], self._stamps[id(variable)] = value, stamp(variable)
 
     def write(self, model: keras.Model) -> None:
         """Write to the servers what was changed here since `read`, such as by `load_weights`.  Local."""
         for variable in self.shared(model):
-            value, before = _array(variable), self._read.get(id(variable))
-            if before is None or not numpy.array_equal(value, before, equal_nan=value.dtype.kind in "fc"):
+            value = _array(variable)
+            if _differ(value, self._read.get(id(variable))):
                 self.served[id(variable)].assign(value)
-                self._read[id(variable)] = value
+                self._read[id(variable)] = value.copy()
 
     def write_changes(self, model: keras.Model) -> None:
-        """Add to the servers' values by what a step has changed the layers' own, such as moving averages.  Local."""
-        for variable in model.non_trainable_variables:
-            if id(variable) in self.served:
-                change = _array(variable) - self._read[id(variable)]
-                if change.any():
+        """Add to the servers' values by what a step has changed by itself: moving averages, a normed kernel.  Local."""
+        is_written = backends.seam().is_written
+        for variable in self.shared(model):
+            if id(variable) in self.served and is_written(variable, self._stamps[id(variable)]):
+                value, before = _array(variable), self._read[id(variable)]
+                change = value ^ before if value.dtype == bool else value - before
+                if not change.any():
+                    continue
+                if value.dtype == bool:
+                    self.served[id(variable)].assign(value)
+                else:
                     self.served[id(variable)].assign_add(change)
 
     # -- the optimizer -------------------------------------------------------------------------------------------------
 
-    def compile_config(self, model: keras.Model) -> dict[str, Any] | None:
+    def compile_config(self, model: keras.Model) -> CompileConfig | None:
         """Return what workers need to compile the model as it is compiled here; None where theirs is.  Local."""
-        if model.optimizer is self.workers_optimizer or not self.strategy.extended.spans_ranks:
+        if self.compilations == self.workers_compilations or not self.strategy.extended.spans_ranks:
             return None
-        self.workers_optimizer = model.optimizer
-        with stock_classes():
-            config: dict[str, Any] = model.get_compile_config()
-        return config
+        found = compile_config_of(model)
+        self.workers_compilations = self.compilations
+        return found
 
     def adopt_optimizer(self, model: keras.Model) -> None:
-        """Have servers update by the optimizer that a model is compiled with.
+        """Have servers update by the optimizer that a model is compiled with, and by its settings as they are.
 
         Collective before there is a coordinator: every rank that is no server calls it in the same order.  The chief
         alone calls it later.
@@ -143,35 +148,59 @@ class ServedReplica(ModelReplica):
             mpidist has no such optimizer.
         """
         given = model.optimizer
-        if given is not self.compiled_optimizer:
+        settings = settings_of(given)
+        if self._compiled_with[0] is not given or self._compiled_with[1] != settings:
             with self.strategy.scope():
                 self.own_optimizer = own_optimizer(given)()
-            self.compiled_optimizer = given
+            self._compiled_with, self._steps_read = (given, settings), -1
 
-    def read_optimizer(self, model: keras.Model) -> None:
+    def read_steps(self, model: keras.Model, own: Optimizer, micro_step: int = 0) -> None:
+        """Give the optimizer of a model the steps and the learning rate that servers have.  Local."""
+        given = model.optimizer
+        # Private: counts micro-batches
+        given._iterations.assign(own.iterations * (given.gradient_accumulation_steps or 1) + micro_step)
+        if not is_scheduled(given):
+            given.learning_rate = own.learning_rate
+
+    def read_optimizer(self, model: keras.Model, micro_step: int = 0) -> None:
         """Give the optimizer of a model the steps and the slots that servers have.  Local."""
         own, given = self.own_optimizer, model.optimizer
         assert own is not None
-        given.iterations.assign(own.iterations)
-        states = {each.name: each for each in given.variables}
-        for variable in model.trainable_variables:
-            for slot, value in own.slots(self.served[id(variable)]).items():
-                states[_slot_name(variable, slot)].assign(value)
+        self.read_steps(model, own, micro_step)
+        self._steps_read = int(given.iterations)
+        state = own.state()
+        places = {name: number for number, name in enumerate(state.get("slot_variables", ()))}
+        theirs = _slots_of(own, given)
+        self._slots_read = {}
+        for (owner, slot), kept in theirs.items():
+            place = places.get(self.served[owner].name) if owner in self.served else None
+            if place is not None:
+                kept.assign(numpy.array(state[f"{place}/{slot}"]))
+            self._slots_read[owner, slot] = _array(kept).copy()
 
     def write_optimizer(self, model: keras.Model) -> None:
-        """Give the servers the steps, slots and learning rate of a model's optimizer where they are others.  Local."""
+        """Write to the servers what was changed here since `read_optimizer`: steps, slots, learning rate.  Local."""
         own, given = self.own_optimizer, model.optimizer
         assert own is not None
         steps = int(given.iterations)
-        if steps != own.iterations:
-            own.restore(
-                _state(own, given, steps, [(each, self.served[id(each)]) for each in model.trainable_variables])
-            )
-        # Private: what a learning rate is that is no number
-        if not isinstance(given._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        values = {key: _array(kept).copy() for key, kept in _slots_of(own, given).items() if key[0] in self.served}
+        if steps != self._steps_read or any(map(_differ, values.values(), map(self._slots_read.get, values))):
+            own.restore(self._state(own, steps, values))
+            self._steps_read, self._slots_read = steps, values
+        if not is_scheduled(given):
             rate = float(given.learning_rate)
             if rate != own.learning_rate:
                 own.learning_rate = rate
+
+    def _state(self, own: Optimizer, steps: int, values: dict[tuple[int, str], numpy.ndarray]) -> dict[str, Any]:
+        """Return steps and slots as the state of an optimizer of this package."""
+        state: dict[str, Any] = {"class": type(own).__name__, "slot_names": list(own.slot_names), "iterations": steps}
+        if own.slot_names:
+            places = {owner: number for number, owner in enumerate(dict.fromkeys(owner for owner, _ in values))}
+            state["slot_variables"] = [self.served[owner].name for owner in places]
+            state["slot_paths"] = [""] * len(places)
+            state |= {f"{places[owner]}/{slot}": value for (owner, slot), value in values.items()}
+        return state
 
 
 def models_of(strategy: Any) -> list[Any]:
@@ -184,22 +213,26 @@ def _array(variable: Any) -> numpy.ndarray:
     return numpy.asarray(keras.ops.convert_to_numpy(variable))
 
 
-def _slot_name(variable: Any, slot: str) -> str:
-    """Return how Keras names what an optimizer keeps of a variable; the names of slots are the same here."""
-    return f"{variable.path.replace('/', '_')}_{slot}"
+def _differ(value: numpy.ndarray, other: numpy.ndarray | None) -> bool:
+    return other is None or not numpy.array_equal(value, other, equal_nan=value.dtype.kind in "fc")
 
 
-def _state(own: Optimizer, given: Any, steps: int, pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
-    """Return the state of an optimizer of Keras as one of this package takes it over."""
-    state: dict[str, Any] = {
-        "class": type(own).__name__,
-        "slot_names": list(own.slot_names),
-        "iterations": steps,
-        "slot_variables": [served.name for _, served in pairs] if own.slot_names else [],
-        "slot_paths": [""] * len(pairs) if own.slot_names else [],
-    }
-    values = {each.name: each for each in given.variables}
-    for number, (variable, _) in enumerate(pairs):
+def _free_name(path: str, names: set[str]) -> str:
+    """Return a name for a variable that no other one has, and take note of it."""
+    found = next(
+        each for each in itertools.chain([path], (f"{path}_{n}" for n in itertools.count(1))) if each not in names
+    )
+    names.add(found)
+    return found
+
+
+def _slots_of(own: Optimizer, given: Any) -> dict[tuple[int, str], Any]:
+    """Return what an optimizer of Keras keeps, by the id of its variable and the slot, which is named alike here."""
+    by_name: dict[str, deque[Any]] = {}
+    for each in given.variables:
+        by_name.setdefault(each.name, deque()).append(each)
+    found = {}
+    for variable in given._trainable_variables:  # Private: in the order in which its slots were made
         for slot in own.slot_names:
-            state[f"{number}/{slot}"] = _array(values[_slot_name(variable, slot)])
-    return state
+            found[id(variable), slot] = by_name[f"{variable.path.replace('/', '_')}_{slot}"].popleft()
+    return found

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy
 
 from mpidist.errors import OutOfRangeError
-from mpidist.frameworks.keras import backends
-from mpidist.frameworks.keras.classes import replica_of
+from mpidist.frameworks.keras import backends, metrics
+from mpidist.frameworks.keras.classes import replica_of, stock
+from mpidist.frameworks.keras.compile_config import CompileConfig
 from mpidist.frameworks.keras.current_step import step_of
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
 from mpidist.frameworks.keras.variables import is_seed, own_seed
@@ -23,29 +24,26 @@ from mpidist.parameter_server.registry import strategy_here
 
 
 class ServedTraining(NamedTuple):
-    """What workers are told of a `fit`."""
+    """What workers are told of a training."""
 
     number: int
     """Of the model, among those of the strategy."""
     optimizer: Optimizer
-    compile_config: dict[str, Any] | None
-    """Of a model that was compiled anew after workers had come to the coordinator."""
-    example: Any
-    """A row of a batch, for a model that workers have not built; None for others."""
     served: tuple[Any, ...]
     """On servers, by variable of the model."""
     trainable: tuple[tuple[bool, ...], tuple[bool, ...]]
     """See `trainable_parts`."""
+    compile_config: CompileConfig | None
+    """Of a model that was compiled anew after workers had come to the coordinator."""
     dataset_fn: Callable[[InputContext], Any] | None
     """None where the chief hands out batches."""
 
-    def is_like(self, other: ServedTraining | None) -> bool:
-        """Whether workers that were told the other one need not be told anything.  Local."""
+    def is_like(self, other: ServedTraining | None, goes_on: bool) -> bool:
+        """Whether workers that were told the other one need not be told anything: their data sets may go on.  Local."""
         return (
             other is not None
             and self.compile_config is None
-            and self.dataset_fn is None
-            and other.dataset_fn is None
+            and (goes_on or self.dataset_fn is None and other.dataset_fn is None)
             and self.optimizer is other.optimizer
             and self.trainable == other.trainable
         )
@@ -54,10 +52,14 @@ class ServedTraining(NamedTuple):
 class StepResult(NamedTuple):
     """What a worker says of a batch."""
 
+    worker: str
+    """Which worker, and which life of it."""
     metrics: list[numpy.ndarray]
-    """What the variables of metrics hold of this batch alone."""
-    logs: dict[str, float]
+    """What the variables of metrics hold of the worker's batches of this epoch."""
+    logs: dict[str, Any]
     """What the step returned."""
+    micro_step: int
+    """Micro-batches that the worker has added up since its last update."""
 
 
 def training_of(training: ServedTraining) -> Iterator[_Worker]:
@@ -65,38 +67,55 @@ def training_of(training: ServedTraining) -> Iterator[_Worker]:
     return itertools.repeat(_Worker(training))
 
 
-def step(iterator: Iterator[_Worker], batch: Any = None) -> StepResult:
+def step(iterator: Iterator[_Worker], epoch: int, batch: Any = None) -> StepResult:
     """Compute the gradients of a batch, by default of the worker's next one, and push them.  On a worker."""
-    return next(iterator).step(batch)
+    return next(iterator).step(epoch, batch)
 
 
 class _Worker:
     """A worker's part of a training."""
 
     def __init__(self, training: ServedTraining) -> None:
-        strategy = strategy_here()
-        self._model = models_of(strategy)[training.number]
+        models = models_of(strategy_here())
+        if training.number >= len(models):
+            raise RuntimeError(
+                f"the chief trains model {training.number} of those made in scopes of the strategy, and worker "
+                f"{on_worker.index} has made {len(models)}: make every model above the first fit or train_on_batch, "
+                "which is the last line of the program on workers, and on all ranks"
+            )
+        self._training = training
+        self._model = models[training.number]
         self._replica: ServedReplica = replica_of(self._model)
         self._optimizer = training.optimizer
-        if training.compile_config is not None:
-            self._model.compile_from_config(training.compile_config)
-            self._replica.steps = None
-        # Private, as on the chief
-        self._model._symbolic_build(iterator=((0, 0, [each]) for each in [training.example]))
-        own = self._replica.shared(self._model)
-        self._replica.served.update((id(each), served) for each, served in zip(own, training.served, strict=True))
-        if trainable_parts(self._model) != training.trainable:
-            self._replica.steps = None
-            for parts, flags in zip((_layers(self._model), self._model.variables), training.trainable, strict=True):
-                for part, is_trainable in zip(parts, flags, strict=True):
-                    part.trainable = is_trainable
+        self._name = uuid.uuid4().hex
+        self._epoch: int | None = None
+        self._is_ready = False
         index, count = on_worker.index or 0, on_worker.count or 1
-        for variable in self._model.variables:
-            if index and is_seed(variable):
-                variable.assign(own_seed(numpy.asarray(keras.ops.convert_to_numpy(variable)), index))
         self._batches = None if training.dataset_fn is None else iter(training.dataset_fn(InputContext(count, index)))
 
-    def step(self, batch: Any) -> StepResult:
+    def _begin(self, batch: Any) -> None:
+        """Make the model the chief's, at the first batch, by which it is built."""
+        told, model, replica = self._training, self._model, self._replica
+        if told.compile_config is not None:
+            told.compile_config.apply(model)
+            replica.steps = None
+        # Private, as on the chief
+        model._symbolic_build(iterator=((0, 0, [each]) for each in [batch]))
+        own = replica.shared(model)
+        _require_alike(model, own, told.served)
+        replica.served.update((id(each), served) for each, served in zip(own, told.served, strict=True))
+        if trainable_parts(model) != told.trainable:
+            replica.steps = None
+            for parts, flags in zip((_layers(model), model.variables), told.trainable, strict=True):
+                for part, is_trainable in zip(parts, flags, strict=True):
+                    part.trainable = is_trainable
+        for variable in model.variables:
+            if on_worker.index and is_seed(variable):
+                state = numpy.asarray(keras.ops.convert_to_numpy(variable))
+                variable.assign(own_seed(state, on_worker.index))
+        self._is_ready = True
+
+    def step(self, epoch: int, batch: Any) -> StepResult:
         """Compute the gradients of a batch, and push them.
 
         Raises
@@ -104,18 +123,28 @@ class _Worker:
         OutOfRangeError
             The worker's data set has no more.
         """
-        model, replica = self._model, self._replica
+        model, replica, optimizer = self._model, self._replica, self._optimizer
         data = self._next() if batch is None else batch
+        if not self._is_ready:
+            self._begin(data)
         replica.read(model)
-        model.reset_metrics()
+        if has_own_step(model):  # which may look at them
+            replica.read_steps(model, optimizer)
+        if epoch != self._epoch:
+            model.reset_metrics()
+            self._epoch = epoch
         with step_of(replica):
             logs, gradients = backends.seam().gradients_of_step(model, replica, data)
-        variables = [replica.served[id(each)] for each in model.trainable_variables]
+        self._push(gradients)
+        replica.write_changes(model)
+        held = [numpy.array(keras.ops.convert_to_numpy(each)) for each in model.metrics_variables]
+        logs = {name: _on_host(value) for name, value in metrics.flat(logs).items()}
+        return StepResult(self._name, held, logs, optimizer.micro_step)
+
+    def _push(self, gradients: Sequence[Any]) -> None:
+        variables = [self._replica.served[id(each)] for each in self._model.trainable_variables]
         pairs = [(each, variable) for each, variable in zip(gradients, variables, strict=True) if each is not None]
         self._optimizer.apply_gradients(pairs)
-        replica.write_changes(model)
-        metrics = [numpy.array(keras.ops.convert_to_numpy(each)) for each in model.metrics_variables]
-        return StepResult(metrics, {name: _number(value) for name, value in logs.items()})
 
     def _next(self) -> Any:
         assert self._batches is not None
@@ -126,6 +155,16 @@ class _Worker:
                 "steps_per_epoch"
             )
         return on_host(batch)
+
+
+def _require_alike(model: Any, own: Sequence[Any], served: Sequence[Any]) -> None:
+    """Raise RuntimeError where the chief has made another model at this place."""
+    here, there = [tuple(each.shape) for each in own], [tuple(each.shape) for each in served]
+    if here != there:
+        raise RuntimeError(
+            f"{type(model).__name__} {model.name!r} has variables of the shapes {here} on worker {on_worker.index}, "
+            f"and {there} on the chief: make the same models in the same order on all ranks"
+        )
 
 
 def on_host(batch: Any) -> Any:
@@ -143,6 +182,16 @@ def _layers(model: keras.Model) -> list[Any]:
     return list(model._flatten_layers())
 
 
-def _number(value: Any) -> float:
-    array = keras.ops.convert_to_numpy(value) if not isinstance(value, dict) else None
-    return float(array) if array is not None and array.ndim == 0 else math.nan
+def has_own_step(model: keras.Model) -> bool:
+    """Return whether a step of the user's takes the place of that of Keras.  Local."""
+    return not of_keras(model, "train_step")
+
+
+def of_keras(model: Any, name: str) -> bool:
+    """Return whether the method below those of a distributed model is one of Keras.  Local."""
+    return str(getattr(stock(model), name).__module__).partition(".")[0] == "keras"
+
+
+def _on_host(value: Any) -> Any:
+    found = metrics.number(value)
+    return numpy.array(keras.ops.convert_to_numpy(found)) if keras.ops.is_tensor(found) else found

@@ -9,7 +9,10 @@ import keras
 import numpy
 import torch
 
-from mpidist.frameworks.keras import metrics
+# Private: a validation goes through its data as `fit` of Keras does
+from keras.src.backend.torch.trainer import TorchEpochIterator
+
+from mpidist.frameworks.keras import checks, metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
 from mpidist.frameworks.keras.float_range import half_variables
 from mpidist.frameworks.keras.inputs import given_rows
@@ -218,7 +221,8 @@ def gradients_of_step(model: Any, replica: ModelReplica, data: Any) -> tuple[dic
     Raises
     ------
     NotImplementedError
-        The step applies no gradients, or does so more than once; or the model has buffers of PyTorch.
+        The step applies no gradients, does so more than once, by another optimizer, or for other variables; or the
+        model has buffers of PyTorch.
     """
     if not isinstance(replica.steps, _WatchedState):
         _refuse_compiled(model)
@@ -236,9 +240,28 @@ def gradients_of_step(model: Any, replica: ModelReplica, data: Any) -> tuple[dic
             f"train_step of this model calls optimizer.apply {len(found)} times, and servers are given the gradients "
             "of one call; apply all gradients at once, by the optimizer that the model was compiled with"
         )
-    ((gradients, variables),) = found
+    ((optimizer, gradients, variables),) = found
+    checks.require_compiled_optimizer(model, optimizer)
     known = {id(each): gradient for each, gradient in zip(variables, gradients, strict=True) if gradient is not None}
-    return logs, [_on_host(known[id(each)]) if id(each) in known else None for each in model.trainable_variables]
+    found_all = [_on_host(known.pop(id(each))) if id(each) in known else None for each in model.trainable_variables]
+    if known:
+        paths = [each.path for each in variables if id(each) in known]
+        raise NotImplementedError(
+            f"train_step of this model applies gradients for {paths}, which are not among its trainable variables, and "
+            "servers hold these alone: let the model have the layer as an attribute, and let it be trainable"
+        )
+    return logs, found_all
+
+
+def stamp(variable: Any) -> int:
+    """Return what `is_written` takes.  Local."""
+    version: int = variable.value._version
+    return version
+
+
+def is_written(variable: Any, stamp: int) -> bool:
+    """Return whether a variable was written since a stamp.  Local."""
+    return bool(variable.value._version != stamp)
 
 
 def _as_tensor(leaf: Any) -> Any:
@@ -265,6 +288,8 @@ def buffers(model: Any) -> list[tuple[str, Any]]:
     wrappers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.TorchModuleWrapper)]
     return [(f"{layer.path}.{name}", each) for layer in wrappers for name, each in layer.module.named_buffers()]
 
+
+EpochIterator = TorchEpochIterator
 
 METHODS = {
     "make_train_function": _make_train_function,

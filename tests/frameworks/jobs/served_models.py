@@ -44,8 +44,65 @@ class Deferred(keras.Model):
 def compiled(make, optimizer):
     keras.utils.set_random_seed(5)
     model = make()
-    model.compile(optimizer=optimizer, loss="mse", metrics=["mae", keras.metrics.RootMeanSquaredError()])
+    model.compile(optimizer=optimizer, loss="mse", metrics=["mae", keras.metrics.RootMeanSquaredError(), Peak()])
     return model
+
+
+class Peak(keras.metrics.Metric):
+    """The greatest output of an epoch: not the sum of those of its batches."""
+
+    def __init__(self, name="peak", dtype=None):
+        super().__init__(name=name, dtype=dtype)
+        self.most = self.add_weight(initializer="zeros")
+
+    def update_state(self, y, outputs, sample_weight=None):
+        self.most.assign(keras.ops.maximum(self.most, keras.ops.max(outputs)))
+
+    def result(self):
+        return self.most + 0.0
+
+
+class Renaming(Deferred):
+    """Returns the results of metrics by names of its own, and looks at the steps of its optimizer."""
+
+    def train_step(self, *given):
+        found = super().train_step(*given)
+        logs, *state = found if isinstance(found, tuple) else (found,)
+        is_torch = keras.backend.backend() == "torch"  # with JAX, optimizers have no values in a step
+        steps = keras.ops.convert_to_tensor(self.optimizer.iterations) + 0 if is_torch else logs["loss"]
+        logs = {"parts": {"d_loss": logs["loss"]}, "steps": steps}
+        return (logs, *state) if state else logs
+
+
+class Twins(keras.layers.Layer):
+    """Two weights have one path."""
+
+    def build(self, shape):
+        self.one, self.other = (self.add_weight(shape=(shape[-1], 1), name="w", initializer="ones") for _ in range(2))
+
+    def call(self, inputs):
+        return inputs @ self.one + 2 * (inputs @ self.other)
+
+
+def twins():
+    return keras.Sequential([keras.Input((4,)), Twins()])
+
+
+def normed():
+    """A layer that assigns weights which are trained, with PyTorch."""
+    inner = keras.layers.SpectralNormalization(keras.layers.Dense(8, activation="tanh"))
+    return keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(1)])
+
+
+class Warm(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that Keras cannot find by its name."""
+
+    def __call__(self, step):
+        return 0.1 * keras.ops.minimum(1.0, keras.ops.cast(step + 1, "float32") / 9.0)
+
+
+def accumulating(rate):
+    return keras.optimizers.SGD(rate, momentum=0.9, gradient_accumulation_steps=3)
 
 
 CASES = [
@@ -55,6 +112,10 @@ CASES = [
     (Deferred, lambda: keras.optimizers.AdamW(0.01), {"steps_per_epoch": 4, "validation_split": 0.25}),
     (plain, lambda: keras.optimizers.Adagrad(0.05), {"shuffle": True}),
     (plain, lambda: keras.optimizers.Ftrl(0.05, l1_regularization_strength=0.001), {"shuffle": True}),
+    (Renaming, lambda: keras.optimizers.SGD(0.05), {}),
+    (twins, lambda: keras.optimizers.SGD(0.01, momentum=0.9), {}),
+    (normed, lambda: accumulating(Warm()), {}),
+    (plain, lambda: accumulating(0.05), {}),
 ]
 
 
@@ -77,6 +138,7 @@ def alone(folder):
     strategy = mpidist.ParameterServerStrategy(num_ps=1)
     with strategy.scope():
         models = [compiled(make, optimizer()) for make, optimizer, _ in CASES]
+        others = [compiled(plain, "adam") for _ in ACTS]
     for model, (make, optimizer, options) in zip(models, CASES, strict=True):
         history = fitted(model, options)
         expected = compiled(make, optimizer())
@@ -84,14 +146,111 @@ def alone(folder):
             numpy.testing.assert_allclose(history[name], values, err_msg=name, **BOUNDS)
         if make is not with_state:  # whose worker draws the numbers of dropout
             assert_alike(model, expected)
-        loss = model.train_on_batch(X, Y, return_dict=True)["loss"]
-        numpy.testing.assert_allclose(loss, expected.train_on_batch(X, Y, return_dict=True)["loss"], **BOUNDS)
+        loss = model.train_on_batch(X, Y)[0]
+        numpy.testing.assert_allclose(loss, expected.train_on_batch(X, Y)[0], **BOUNDS)
+    for act, other in zip(ACTS, others, strict=True):
+        expected = compiled(plain, "adam")
+        numpy.testing.assert_allclose(act(other), act(expected), err_msg=act.__name__, **BOUNDS)
+        assert_alike(other, expected)
     frozen_state(models[2])
+    model = models[4]
     model.save(folder / "model.keras")
-    again = keras.saving.load_model(folder / "model.keras")
+    again = keras.saving.load_model(folder / "model.keras", {"Peak": Peak})
     assert type(again) is keras.Sequential
     assert_alike(again, model)
     goes_on(strategy, model, again)
+
+
+class Watching(keras.callbacks.Callback):
+    """Reads and writes the model between two batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.seen.append(float(self.model.optimizer.iterations))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += [logs["loss"], logs["peak"], float(self.model.get_weights()[0].sum())]
+        self.model.set_weights([each.clip(-0.4, 0.4) for each in self.model.get_weights()])
+        self.model.optimizer.learning_rate = 0.001 * len(self.seen)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.layers[0].trainable = keras.backend.backend() == "jax"  # which does not take that without `compile`
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.seen.append(logs["loss"])
+
+
+def watched(model):
+    callback = Watching()
+    fitted(model, {"callbacks": [callback], "validation_data": (X, Y)})
+    return callback.seen
+
+
+class Stopping(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            raise KeyboardInterrupt
+
+
+def interrupted(model):
+    """The model is as it was when the training was interrupted, and goes on from there."""
+    try:
+        fitted(model, {"callbacks": [Stopping()]})
+    except KeyboardInterrupt:
+        steps = float(model.optimizer.iterations)
+    return [steps, *(each.sum() for each in model.get_weights()), *fitted(model, {})["loss"]]
+
+
+def cubes(y, outputs):
+    return keras.ops.mean(keras.ops.abs(y - outputs) ** 3)
+
+
+def changed(model):
+    """What is changed between two trainings, counts: slots, a setting of the optimizer, a loss with the same one."""
+    found = fitted(model, {"class_weight": {0: 1.0, 1: 3.0}})["loss"]
+    for each in model.optimizer.variables[2:]:
+        each.assign(keras.ops.zeros(each.shape))
+    model.optimizer.clipnorm = 0.01
+    found += fitted(model, {})["loss"]
+    model.compile(model.optimizer, cubes, metrics=[Peak(), cubes])
+    found += fitted(model, {})["peak"]
+    return found
+
+
+def batches():
+    for number in range(100):
+        yield X[number % 40 :][:8], Y[number % 40 :][:8]
+
+
+class Growing(keras.utils.PyDataset):
+    """Counts what it is told of epochs."""
+
+    scale = 1.0
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.scale * X[8 * index :][:8], Y[8 * index :][:8]
+
+    def on_epoch_end(self):
+        self.scale += 0.1
+
+
+def generated(model):
+    given = {"validation_data": batches(), "validation_steps": 3, "epochs": 3, "verbose": 0}
+    return model.fit(Growing(), shuffle=False, **given).history["val_loss"]
+
+
+def evaluated(model):
+    """An evaluation builds metrics on the chief, and not on workers."""
+    return [model.evaluate(X, Y, verbose=0)[0], *fitted(model, {})["loss"]]
+
+
+ACTS = [watched, interrupted, changed, generated, evaluated]
 
 
 def frozen_state(model):
@@ -131,6 +290,22 @@ def short(context):
     return mpidist.data.Dataset.from_arrays((X, Y)).batch(24)
 
 
+class Odd(Deferred):
+    """Applies gradients by an optimizer of its own."""
+
+    def train_step(self, *given):
+        optimizer, self.optimizer = self.optimizer, self.other
+        try:
+            return super().train_step(*given)
+        finally:
+            self.optimizer = optimizer
+
+
+class Fitting(Deferred):
+    def fit(self, *args, **kwargs):
+        return super().fit(*args, **kwargs)
+
+
 class Wrong(keras.layers.Layer):
     def call(self, inputs, training=False):
         if training:
@@ -146,8 +321,11 @@ def workers(folder):
         wrong = keras.Sequential([keras.Input((4,)), Wrong(), keras.layers.Dense(1)])
         wrong.compile("sgd", "mse", run_eagerly=True)
         adamax = compiled(plain, keras.optimizers.Adamax())
+        odd, fitting = (compiled(make, "sgd") for make in (Odd, Fitting))
+        odd.other = keras.optimizers.Adam()
     refused(lambda: model.fit(datasets), ValueError, "steps_per_epoch")
     refused(lambda: adamax.fit(X, Y), NotImplementedError, "Adamax")
+    refused(lambda: fitting.fit(X, Y), NotImplementedError, "a fit of its own")
     refused(lambda: plain().fit(X, Y), ValueError, "compile")
     seen, best = [], folder / "best.keras"
     callbacks = [
@@ -158,10 +336,12 @@ def workers(folder):
     history = model.fit(
         datasets, epochs=6, steps_per_epoch=10, callbacks=callbacks, validation_data=(X, Y), verbose=0
     ).history
-    assert seen == [(batch, ["loss", "mae", "root_mean_squared_error"]) for _ in range(6) for batch in range(10)]
+    assert seen == [
+        (batch, ["loss", "mae", "peak", "root_mean_squared_error"]) for _ in range(6) for batch in range(10)
+    ]
     assert history["val_loss"][-1] == history["val_loss"][-2] < history["val_loss"][0]
     assert history["learning_rate"][-1] == 0.0 and int(model.optimizer.iterations) == 60
-    kept = keras.saving.load_model(best)
+    kept = keras.saving.load_model(best, {"Peak": Peak})
     numpy.testing.assert_allclose(kept.predict(X, verbose=0), model.predict(X, verbose=0), **BOUNDS)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -173,6 +353,13 @@ def workers(folder):
         assert "of the user's" in str(error)
     else:
         raise AssertionError("an error of a layer was lost")
+    refused(lambda: odd.fit(X, Y, verbose=0), NotImplementedError, "not compiled with")
+    with strategy.scope():
+        late = compiled(plain, "sgd")
+    refused(lambda: late.fit(X, Y, verbose=0), RuntimeError, "above the first fit")
+    losses = []
+    shown = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
+    assert model.fit(X, Y, batch_size=8, callbacks=[shown], verbose=0).history["loss"] == losses[-1:]
     model.fit(X, Y, verbose=0)
 
 
