@@ -61,8 +61,8 @@ GIVEN = set(
     """
     absolute accuracy adagrad adam aggregating aggregation arg asynchronous auc autograd autoshard
     b backup binary binomial
-    callback categorical central checkpoint classifier clipping comm compile concatenate config confusion constant context
-    coordinator cosine cross csv
+    callback categorical central checkpoint classifier clipping comm compile concatenate config confusion constant
+    context coordinator cosine cross csv
     cuda dataset decay distribute distributed distribution doubling dynamic
     early estimator eval evaluate experimental exponential extended
     feature filter float ftrl
