@@ -14,7 +14,7 @@ from mpidist.errors import MpidistError
 from mpidist.schedules.comparison import candidates
 from mpidist.schedules.cost import CostModel
 from mpidist.schedules.simulator import simulate
-from mpidist.tuning.measured_rounds import MeasuredRounds
+from mpidist.tuning.calibration import Levels, Stopwatch
 from mpidist.world import world_communicator
 
 #: Sizes in bytes of the buffers.
@@ -23,20 +23,18 @@ SIZES = tuple(1 << power for power in range(10, 25, 2))
 #: What the prediction may be off by.
 TARGET = 0.15
 
+#: How much of a time half of the turns may take at most before all is measured again.
+_STEADY = 1.1
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """One schedule on one size of buffer: seconds by the model, and as measured.
-
-    `unsteady` is how far the first half of the measurement and the second one are apart: the machine's part in any
-    deviation.
-    """
+    """One schedule on one size of buffer: seconds by the model, and as measured."""
 
     algorithm: str
     bytes: int
     predicted: float
     measured: float
-    unsteady: float = 0.0
 
     @property
     def deviation(self) -> float:
@@ -77,14 +75,15 @@ def compared(communicator: Communicator, sizes: Sequence[int] = SIZES) -> tuple[
     Collective: every rank calls it in the same order.
     """
     topology, schedules = communicator.topology, candidates("all_reduce", communicator.topology)
-    rounds, measured = MeasuredRounds(communicator, max(sizes)), {}
+    levels, measured = Levels(Stopwatch(communicator), max(sizes)), {}
     for nbytes in (sizes[0], *sizes):  # the first of a launch is slow, and measured again
-        measured[nbytes] = rounds.measure([nbytes // 2, nbytes], schedules, nbytes)
-    model, found = rounds.model(), []
-    for nbytes, times in measured.items():
-        for schedule, taken in zip(schedules, times, strict=True):
+        runs = {schedule.name: levels.play(schedule, nbytes) for schedule in schedules}
+        measured[nbytes] = levels.measure([nbytes // 2, nbytes], runs, _STEADY).seconds
+    model, found = levels.model(), []
+    for nbytes, seconds in measured.items():
+        for schedule in schedules:
             predicted = simulate(schedule, topology.size, nbytes, model, topology).seconds
-            found.append(Comparison(schedule.name, nbytes, predicted, taken.seconds, taken.unsteady))
+            found.append(Comparison(schedule.name, nbytes, predicted, seconds[schedule.name]))
     return model, found
 
 
@@ -116,9 +115,6 @@ def verdict(found: Sequence[Comparison], crowded: bool) -> str:
     worst = max(found, key=lambda each: abs(each.deviation))
     where = f"{worst.algorithm} of {show_bytes(worst.bytes)}"
     text = f"{close} of {len(found)} within {TARGET:.0%}, the worst off by {worst.deviation:+.0%} ({where})"
-    moved = sum(each.unsteady > TARGET for each in found)
-    if moved:
-        text += f"; {moved} took more than {TARGET:.0%} longer in one half of their measurement than in the other"
     return f"{text}; ranks outnumber cores, so no prediction is meant to hold" if crowded else text
 
 

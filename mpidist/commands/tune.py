@@ -15,9 +15,9 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.commands import choice_page, quantities, run
 from mpidist.commands.parser import Parser
 from mpidist.errors import MpidistError
-from mpidist.tuning import plausibility, store
+from mpidist.schedules.figures import ImplausibleFigures
+from mpidist.tuning import store
 from mpidist.tuning.calibration import BUDGET_SECONDS, LARGEST_BYTES, calibrate
-from mpidist.tuning.plausibility import ImplausibleFigures
 from mpidist.tuning.store import Record, key_of
 from mpidist.world import world_communicator
 
@@ -85,7 +85,7 @@ def _tune(communicator: Communicator, options: argparse.Namespace) -> int:
     seconds = time.perf_counter() - start
     if communicator.rank != 0:
         return 0
-    plausibility.check(figures, communicator.topology)
+    figures.check(communicator.topology)
     record = Record(key_of(communicator), communicator.topology.hosts, figures)
     print(json.dumps(figures.to_json()) if options.json else choice_page.page(record), flush=True)
     return 0 if options.dry_run else _keep(record, seconds, sys.stderr if options.json else sys.stdout)

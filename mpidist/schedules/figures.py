@@ -16,6 +16,23 @@ from mpidist.cluster.topology import Topology
 from mpidist.schedules.cost import CostModel, Level, Points, cost
 from mpidist.schedules.rounds import Schedule
 
+#: How many times longer half of a measurement may take than its quickest quarter, or fewer bytes than more bytes.
+FACTOR = 3.0
+
+#: Bytes a second of any link at most, and inside a node at least; an all-reduce there has at least this shared by its
+#: ranks, which take turns where they are more than the cores.  Seconds that a short one takes inside a node at most.
+_MOST_RATE, _LEAST_RATE, _MOST_SECONDS = 2e12, 50e6, 0.1
+
+#: Between nodes anything may be that slow.
+_NO_LIMITS = (float("inf"), 0.0)
+
+#: From so many bytes on seconds tell a bandwidth.
+_LONG_BYTES = 1 << 19
+
+
+class ImplausibleFigures(ValueError):
+    """Figures of no machine: they were measured while other programs used it; says which and how."""
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -34,6 +51,23 @@ class Figures:
         if points:
             return _interpolated(points, nbytes)
         return None if schedule is None else cost(schedule, topology.size, nbytes, self.model, topology)
+
+    def check(self, topology: Topology) -> None:
+        """Raise ImplausibleFigures if figures cannot be those of such ranks (Local)."""
+        places = []
+        if max(topology.local_size_of) > 1:
+            places.append(("inside a node", self.model.intra, (_MOST_SECONDS, _LEAST_RATE)))
+        if topology.node_count > 1:
+            places.append(("between nodes", self.model.inter, _NO_LIMITS))
+        for place, level, limits in places:
+            line = [(float(nbytes), level.alpha + level.beta * nbytes) for nbytes in (1, 1 << 30)]
+            _check(f"an exchange {place}", level.exchange or line, *limits)
+            _check(f"a message {place}", level.one_way, *limits)
+        limits = (_MOST_SECONDS, _LEAST_RATE / topology.size) if topology.node_count == 1 else _NO_LIMITS
+        for name, points in self.points.items():
+            _check(name, points, *limits)
+        for size, points in self.segments.items():
+            _check(f"shared_memory in segments of {size >> 10} KiB", points, *limits)
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as what JSON can hold (Local)."""
@@ -70,7 +104,7 @@ def _level(found: Mapping[str, Any]) -> Level:
     prices = {name: float(found[name]) for name in ("alpha", "beta", "gamma")}
     if not all(0 <= price < float("inf") for price in prices.values()):
         raise ValueError(f"expected seconds of 0 or more, got {prices}")
-    points = (_checked(found[name]) for name in ("exchange", "one_way", "reduction"))
+    points = (_checked(found[each.name], least=0.0) for each in fields(Level) if each.name not in prices)
     return Level(prices["alpha"], prices["beta"], prices["gamma"], *points)
 
 
@@ -80,10 +114,10 @@ def _others(model: Mapping[str, Any]) -> dict[str, float]:
     return {each.name: float(model[each.name]) for each in fields(CostModel) if each.name not in levels}
 
 
-def _checked(listed: Sequence[Any]) -> Points:
+def _checked(listed: Sequence[Any], least: float = 1e-30) -> Points:
     points = tuple((float(nbytes), float(seconds)) for nbytes, seconds in listed)
     sizes = [nbytes for nbytes, _ in points]
-    if sizes != sorted(set(sizes)) or not all(0 < value < float("inf") for point in points for value in point):
+    if sizes != sorted(set(sizes)) or not all(0 < n < float("inf") and least <= t < float("inf") for n, t in points):
         raise ValueError(f"expected points of ascending sizes, bytes and seconds above 0, got {listed}")
     return points
 
@@ -93,3 +127,21 @@ def _interpolated(points: Points, nbytes: float) -> float:
     if nbytes >= sizes[-1]:
         return seconds[-1] * nbytes / sizes[-1]
     return float(numpy.exp(numpy.interp(numpy.log(max(nbytes, 1.0)), numpy.log(sizes), numpy.log(seconds))))
+
+
+def _check(name: str, points: Sequence[tuple[float, float]], most_seconds: float, least_rate: float) -> None:
+    """Raise ImplausibleFigures if no machine takes such seconds for the shortest, the longest, or any of the bytes."""
+    before = 0.0
+    for nbytes, seconds in points:
+        rate = nbytes / seconds if seconds > 0 else float("inf")
+        is_long = nbytes == points[-1][0] and nbytes >= _LONG_BYTES
+        wrong = {
+            f"fewer bytes take {before:.3g} s": seconds * FACTOR < before,
+            f"a real one at most {most_seconds:.3g} s": nbytes == points[0][0] and seconds > most_seconds,
+            f"that is {rate:.3g} bytes a second, and a real one has at most {_MOST_RATE:.3g}": rate > _MOST_RATE,
+            f"that is {rate:.3g} bytes a second, and a real one has at least {least_rate:.3g}": is_long
+            and rate < least_rate,
+        }
+        for reason in (reason for reason, applies in wrong.items() if applies):
+            raise ImplausibleFigures(f"{name} of {nbytes:.0f} bytes takes {seconds:.3g} s; {reason}")
+        before = max(before, seconds)

@@ -24,7 +24,6 @@ from mpidist.collectives.ways.selection import Choices, Facts
 from mpidist.options import Settings, settings
 from mpidist.runtime.control import Watch
 from mpidist.schedules.figures import Figures
-from mpidist.tuning import plausibility
 
 #: To be raised when files of earlier versions of mpidist say something else than those of this one.
 _FORMAT = 2
@@ -107,7 +106,7 @@ def read(path: Path) -> Record:
         record = Record(key, hosts, Figures.from_json(found["figures"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
-    plausibility.check(record.figures, Topology(hosts))
+    record.figures.check(Topology(hosts))
     return record
 
 
