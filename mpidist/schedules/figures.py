@@ -73,12 +73,8 @@ class Figures:
         """Return the figures as what JSON can hold (Local)."""
         points = {name: list(listed) for name, listed in self.points.items()}
         segments = {str(size): list(listed) for size, listed in self.segments.items()}
-        return {
-            "model": asdict(self.model),
-            "points": points,
-            "segments": segments,
-            "segment_bytes": self.segment_bytes,
-        }
+        model = asdict(self.model)
+        return {"model": model, "points": points, "segments": segments, "segment_bytes": self.segment_bytes}
 
     @classmethod
     def from_json(cls, found: Any) -> Figures:
@@ -87,15 +83,15 @@ class Figures:
             model = found["model"]
             levels = {side: _level(model[side]) for side in ("intra", "inter")}
             points = {str(name): _checked(listed) for name, listed in found["points"].items()}
-            links = model["links_per_node"]
-            links = None if links is None else max(1, int(links))
+            links = None if model["links_per_node"] is None else max(1, int(model["links_per_node"]))
+            call_seconds = float(model["call_seconds"])
             segments = {int(size): _checked(listed) for size, listed in found["segments"].items()}
             if len({tuple(nbytes for nbytes, _ in listed) for listed in segments.values()}) > 1:
                 raise ValueError("sizes of segments were measured with different all-reduces")
             best = found["segment_bytes"]
             if best is not None and best not in segments:
                 raise ValueError(f"segments of {best} bytes are chosen, and were not measured")
-            return cls(CostModel(levels["intra"], levels["inter"], links, **_others(model)), points, segments, best)
+            return cls(CostModel(levels["intra"], levels["inter"], links, call_seconds), points, segments, best)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no figures of all-reduces: {type(error).__name__}: {error}") from None
 
@@ -106,12 +102,6 @@ def _level(found: Mapping[str, Any]) -> Level:
         raise ValueError(f"expected seconds of 0 or more, got {prices}")
     points = (_checked(found[each.name], least=0.0) for each in fields(Level) if each.name not in prices)
     return Level(prices["alpha"], prices["beta"], prices["gamma"], *points)
-
-
-def _others(model: Mapping[str, Any]) -> dict[str, float]:
-    """Return the prices of a model that belong to no level."""
-    levels = {"intra", "inter", "links_per_node"}
-    return {each.name: float(model[each.name]) for each in fields(CostModel) if each.name not in levels}
 
 
 def _checked(listed: Sequence[Any], least: float = 1e-30) -> Points:
@@ -134,14 +124,14 @@ def _check(name: str, points: Sequence[tuple[float, float]], most_seconds: float
     before = 0.0
     for nbytes, seconds in points:
         rate = nbytes / seconds if seconds > 0 else float("inf")
-        is_long = nbytes == points[-1][0] and nbytes >= _LONG_BYTES
-        wrong = {
-            f"fewer bytes take {before:.3g} s": seconds * FACTOR < before,
-            f"a real one at most {most_seconds:.3g} s": nbytes == points[0][0] and seconds > most_seconds,
-            f"that is {rate:.3g} bytes a second, and a real one has at most {_MOST_RATE:.3g}": rate > _MOST_RATE,
-            f"that is {rate:.3g} bytes a second, and a real one has at least {least_rate:.3g}": is_long
-            and rate < least_rate,
-        }
-        for reason in (reason for reason, applies in wrong.items() if applies):
+        least = least_rate if nbytes == points[-1][0] and nbytes >= _LONG_BYTES else 0.0
+        reason = ""
+        if seconds * FACTOR < before:
+            reason = f"fewer bytes take {before:.3g} s"
+        elif nbytes == points[0][0] and seconds > most_seconds:
+            reason = f"a real one at most {most_seconds:.3g} s"
+        elif not least <= rate <= _MOST_RATE:
+            reason = f"that is {rate:.3g} bytes a second, and a real one has {least_rate:.3g} to {_MOST_RATE:.3g}"
+        if reason:
             raise ImplausibleFigures(f"{name} of {nbytes:.0f} bytes takes {seconds:.3g} s; {reason}")
         before = max(before, seconds)

@@ -67,27 +67,9 @@ def calibrate(
     largest_bytes: int = LARGEST_BYTES,
     turns: int = TURNS,
 ) -> Figures:
-    """Measure the ranks of a communicator.
+    """Measure two ranks or more; ImplausibleFigures on all of them where they are disturbed.  Collective.
 
-    Collective: every rank calls it in the same order, with the same arguments.
-
-    Parameters
-    ----------
-    communicator : Communicator
-        Of two ranks or more.
-    budget_seconds : float
-        It takes about so long at most; the first, short sizes are measured in any case.
-    largest_bytes : int
-        Of the all-reduces, 64 KiB or more; messages are a quarter of it at most.
-    turns : int
-        How often the contenders take turns.
-
-    Raises
-    ------
-    ImplausibleFigures
-        On all ranks: a measurement was disturbed.
-    TransportTimeoutError, RankFailedError
-        As of any collective.
+    The first, short sizes are measured in any case.  Messages are a quarter of the longest all-reduce at most.
     """
     stopwatch = Stopwatch(communicator, turns)
     sizes = [nbytes for nbytes in _MESSAGES if nbytes <= largest_bytes // 4]
@@ -225,20 +207,13 @@ class Stopwatch:
         return float(self.slowest([time.perf_counter() - self._start])[0])
 
     def compare(self, runs: Mapping[str, Run], steady: float = FACTOR) -> Times:
-        """Return what one call of each takes; of several tries the steadiest, or the first within `steady`.
-
-        Collective: every rank calls it in the same order.
-        """
-        best: Times | None = None
-        for _ in range(_TRIES):
+        """Return what one call of each takes: the first try within `steady`, else the steadiest.  Collective."""
+        tries: list[Times] = []
+        while not tries or (tries[-1].unsteady > steady and len(tries) < _TRIES):
             quarter, half = numpy.quantile(self._times([*runs.values()]), (_UNDISTURBED, 0.5), axis=0)
-            ratio, name = max(zip(half / numpy.maximum(quarter, 1e-9), runs, strict=True))
-            if best is None or ratio < best.unsteady:
-                best = Times(dict(zip(runs, quarter.tolist(), strict=True)), float(ratio), name)
-            if best.unsteady <= steady:
-                break
-        assert best is not None
-        return best
+            ratio, name = max(zip((half / numpy.maximum(quarter, 1e-9)).tolist(), runs, strict=True))
+            tries.append(Times(dict(zip(runs, quarter.tolist(), strict=True)), ratio, name))
+        return min(tries, key=lambda taken: taken.unsteady)
 
     def _times(self, runs: Sequence[Run]) -> Any:
         """Return the seconds of a call by turn and run."""
@@ -291,10 +266,7 @@ class Levels:
         self._call_seconds = float("inf")
 
     def measure(self, sizes: Sequence[int], others: Mapping[str, Run], steady: float = FACTOR) -> Times:
-        """Measure messages of some sizes in turn with other runs; return what those took.
-
-        Collective: every rank calls it in the same order.  Sizes are multiples of 4, up to the longest.
-        """
+        """Measure messages of some sizes, multiples of 4, in turn with other runs; return their times.  Collective."""
         runs = {_CALL: self._playing([], 1, 4)}
         runs |= {
             f"{name} of {nbytes} bytes": self._playing(rounds, 2, nbytes)

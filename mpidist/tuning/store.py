@@ -141,7 +141,7 @@ def _problem(path: Path, error: Exception) -> str:
 
 
 def load_choices(communicator: Communicator, watch: Watch) -> Choices | None:
-    """Return what rank 0 makes of the figures stored of these ranks, if any, in the begun call of `watch`.  Collective."""
+    """Return what rank 0 makes of the figures stored of these ranks, if any, within a begun call.  Collective."""
     raw = b""
     if communicator.rank == 0:
         record, problem = look_up(key_of(communicator), folder(communicator.control.settings))

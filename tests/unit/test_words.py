@@ -26,7 +26,7 @@ EVERYDAY = set(
     backend backward bar base bench but by
     cache cancelled cause chart check chooser class clock command communication comparison completion
     conformance
-    core counted crossing current curve
+    core counted crossing current
     data deadline death default dependency derived destination device differ doctor dtype during
     ended entered entry error evaluation exact
     failed failure fault file fixed folder foreign found framework from function fused

@@ -147,9 +147,9 @@ def of(level=GOOD, segments=None, **series):
         (of(Level(0.11, 1e-9)), "an exchange inside a node of 1 bytes takes 0.11 s; a real one at most 0.1 s"),
         (
             of(Level(1e-6, 1 / 49e6)),
-            r"takes 21.9 s; that is 4.9e\+07 bytes a second, and a real one has at least 5e\+07",
+            r"takes 21.9 s; that is 4.9e\+07 bytes a second, and a real one has 5e\+07 to 2e\+12",
         ),
-        (of(Level(1e-6, 1 / 2.1e12)), r"bytes a second, and a real one has at most 2e\+12"),
+        (of(Level(1e-6, 1 / 2.1e12)), r"bytes a second, and a real one has 5e\+07 to 2e\+12"),
         (
             of(Level(1e-6, 1e-9, one_way=[(1, 4e-6), (8, 1e-6)])),
             "a message inside a node of 8 bytes takes 1e-06 s; fewer",
@@ -158,7 +158,10 @@ def of(level=GOOD, segments=None, **series):
         (of(ring=[(4, 1e-6), (1 << 30, 5e-4)]), "ring of 1073741824 bytes takes 0.0005 s; that is"),
         (of(ring=[(4, 4e-6), (64, 1e-6)]), "ring of 64 bytes takes 1e-06 s; fewer bytes take 4e-06 s"),
         (of(ring=[(4, 4e-6), (8, 2e-6), (16, 1e-6)]), "ring of 16 bytes takes 1e-06 s; fewer bytes take 4e-06 s"),
-        (of(ring=[(4, 1e-6), (1 << 26, 180.0)]), r"takes 180 s; that is 3.73e\+05 bytes .* at least 1.25e\+07"),
+        (
+            of(ring=[(4, 1e-6), (1 << 26, 180.0)]),
+            r"takes 180 s; that is 3.73e\+05 bytes .* a real one has 1.25e\+07 to",
+        ),
         (
             of(segments={1 << 18: pairs((4, 1e-6), (1 << 26, 180.0))}),
             "segments of 256 KiB of 67108864 bytes takes 180",
