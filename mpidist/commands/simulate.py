@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from mpidist.cluster.topology import Topology
 from mpidist.commands import quantities
 from mpidist.commands.parser import Parser
 from mpidist.commands.quantities import show_bytes, show_level, show_seconds
+from mpidist.packages import pip_install
 from mpidist.schedules.comparison import Outcome, candidates, compare
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.networks import NETWORKS, network
@@ -48,12 +50,8 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         parser().error(str(error))
     outcomes = compare(options.bytes, model, topology, schedules, options.jitter, options.seed)
-    print(_as_json(options, topology, model, outcomes) if options.json else _page(options, topology, model, outcomes))
-    if options.plot:
-        from mpidist.commands.simulate_plot import plot
-
-        return plot(options, topology, model, [outcome.algorithm for outcome in outcomes])
-    return 0
+    print((_as_json if options.json else _page)(options, topology, model, outcomes))
+    return _plot(options, topology, model, [outcome.algorithm for outcome in outcomes]) if options.plot else 0
 
 
 def parser() -> Parser:
@@ -137,13 +135,7 @@ def _counted_hosts(text: str) -> Iterator[tuple[str, int]]:
 
 
 def placed(counted: Sequence[tuple[str, int]], placement: str) -> list[str]:
-    """Return the host of every rank, from hosts with their numbers of ranks (Local).
-
-    Parameters
-    ----------
-    placement : str
-        ``"block"``: host after host; ``"cyclic"``: one rank each in turn, as long as a host has places left.
-    """
+    """Return the host of every rank: host after host, or one rank each in turn while a host has places left (Local)."""
     if placement == "block":
         return [host for host, count in counted for _ in range(count)]
     most = max((count for _, count in counted), default=0)
@@ -153,11 +145,8 @@ def placed(counted: Sequence[tuple[str, int]], placement: str) -> list[str]:
 def _model(options: argparse.Namespace) -> CostModel:
     if options.figures is not None:
         return _stored(options.figures).figures.model
-    return CostModel(
-        intra=_level(options, "intra", options.network_intra),
-        inter=_level(options, "inter", options.network),
-        links_per_node=options.links_per_node,
-    )
+    intra, inter = _level(options, "intra", options.network_intra), _level(options, "inter", options.network)
+    return CostModel(intra, inter, options.links_per_node)
 
 
 def _stored(path: str) -> Record:
@@ -168,12 +157,12 @@ def _stored(path: str) -> Record:
         except (OSError, ValueError) as error:
             raise ValueError(f"--figures {path}: {error}") from None
     where = folder()
-    found, problems = stored(where)
-    if len(found) != 1:
-        known = [f"{path_of(each.key, where)}: {each.key.get('ranks')}" for each in found]
-        text = "\n  ".join([f"--figures: {where} holds the figures of {len(found)} sets of ranks; name one", *known])
-        raise ValueError("\n  ".join([text, *problems]))
-    return found[0]
+    records, problems = stored(where)
+    if len(records) == 1:
+        return records[0]
+    known = [f"{path_of(record.key, where)}: {record.key.get('ranks')}" for record in records]
+    text = f"--figures: {where} holds the figures of {len(records)} sets of ranks; name one"
+    raise ValueError("\n  ".join([text, *known, *problems]))
 
 
 def _level(options: argparse.Namespace, level: str, name: str) -> Level:
@@ -219,13 +208,11 @@ def _page(options: argparse.Namespace, topology: Topology, model: CostModel, out
 
 def _links(options: argparse.Namespace, model: CostModel) -> list[str]:
     links = "as many links as ranks" if model.links_per_node is None else f"links: {model.links_per_node}"
-    reducing = "not counted; --gamma says what it takes"
-    if gamma := model.inter.gamma or model.intra.gamma:
-        reducing = f"{show_bytes(1 / gamma)}/s"
+    gamma = model.inter.gamma or model.intra.gamma
     return [
         f"inside    {_named(options, 'intra', options.network_intra)}: {show_level(model.intra)}",
         f"between   {_named(options, 'inter', options.network)}: {show_level(model.inter)}, {links}",
-        f"reducing  {reducing}",
+        f"reducing  {f'{show_bytes(1 / gamma)}/s' if gamma else 'not counted; --gamma says what it takes'}",
     ]
 
 
@@ -249,16 +236,67 @@ def outcome_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _as_json(options: argparse.Namespace, topology: Topology, model: CostModel, outcomes: Sequence[Outcome]) -> str:
-    return json.dumps(
-        {
-            "collective": options.collective,
-            "bytes": options.bytes,
-            "ranks": topology.size,
-            "nodes": topology.node_count,
-            "topology": topology.describe(),
-            "model": asdict(model),
-            "best": outcomes[0].algorithm,
-            "outcomes": [asdict(outcome) for outcome in outcomes],
-        },
-        indent=2,
-    )
+    job = {"collective": options.collective, "bytes": options.bytes, "ranks": topology.size}
+    job |= {"nodes": topology.node_count, "topology": topology.describe(), "model": asdict(model)}
+    found = {"best": outcomes[0].algorithm, "outcomes": [asdict(outcome) for outcome in outcomes]}
+    return json.dumps(job | found, indent=2)
+
+
+# -- the plot ----------------------------------------------------------------------------------------------------------
+
+
+def _plot(options: argparse.Namespace, topology: Topology, model: CostModel, names: Sequence[str]) -> int:
+    """Draw every algorithm's time into a file; return the exit status (Local)."""
+    try:
+        import matplotlib
+    except ImportError:
+        print(f"mpidist simulate: a plot needs matplotlib: {pip_install('bench')}", file=sys.stderr)
+        return 1
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for name, points in curves(options, topology, model, names).items():
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+    titles = {"bytes": f"on {topology.size} ranks: {topology.describe()}", "ranks": f"of {show_bytes(options.bytes)}"}
+    title = f"{options.collective} {titles[options.against]}"
+    axes.set(xscale="log", yscale="log", xlabel=options.against, ylabel="seconds", title=title)
+    axes.grid(True, which="major", alpha=0.3)
+    axes.legend()
+    try:
+        figure.savefig(options.plot, dpi=150, bbox_inches="tight")
+    except (OSError, ValueError) as error:
+        print(f"mpidist simulate: {options.plot} cannot be written: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def curves(
+    options: argparse.Namespace, topology: Topology, model: CostModel, names: Sequence[str]
+) -> dict[str, list[tuple[int, float]]]:
+    """Return seconds by algorithm over buffers up to ``--bytes``, or over the first 1, 2, 4, ... nodes (Local)."""
+    if options.against == "bytes":
+        jobs = [(size, size, topology) for size in _steps(1024, max(options.bytes, 4096), 4)]
+    else:
+        parts = [_first_nodes(topology, nodes) for nodes in _steps(1, topology.node_count, 2)]
+        jobs = [(part.size, options.bytes, part) for part in parts]
+    points: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
+    for place, nbytes, part in jobs:
+        schedules = [schedule for schedule in candidates(options.collective, part) if schedule.name in points]
+        for outcome in compare(nbytes, model, part, schedules):
+            if outcome.seconds > 0:
+                points[outcome.algorithm].append((place, outcome.seconds))
+    return {name: points[name] for name in names if points[name]}
+
+
+def _steps(first: int, last: int, factor: int) -> list[int]:
+    """Return `first`, `factor` times as much, ..., and `last`."""
+    steps = [first]
+    while steps[-1] < last:
+        steps.append(min(steps[-1] * factor, last))
+    return steps
+
+
+def _first_nodes(topology: Topology, nodes: int) -> Topology:
+    kept = set(topology.node_names[:nodes])
+    return Topology([host for host in topology.hosts if host in kept])

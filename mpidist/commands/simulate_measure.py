@@ -14,7 +14,7 @@ from mpidist.errors import MpidistError
 from mpidist.schedules.comparison import candidates
 from mpidist.schedules.cost import CostModel
 from mpidist.schedules.simulator import simulate
-from mpidist.tuning.measured_rounds import MeasuredRounds
+from mpidist.tuning.calibration import Levels, Stopwatch
 from mpidist.world import world_communicator
 
 #: Sizes in bytes of the buffers.
@@ -23,20 +23,18 @@ SIZES = tuple(1 << power for power in range(10, 25, 2))
 #: What the prediction may be off by.
 TARGET = 0.15
 
+#: How much of a time half of the turns may take at most before all is measured again.
+_STEADY = 1.1
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """One schedule on one size of buffer: seconds by the model, and as measured.
-
-    `unsteady` is how far the first half of the measurement and the second one are apart: the machine's part in any
-    deviation.
-    """
+    """One schedule on one size of buffer: seconds by the model, and as measured."""
 
     algorithm: str
     bytes: int
     predicted: float
     measured: float
-    unsteady: float = 0.0
 
     @property
     def deviation(self) -> float:
@@ -45,60 +43,48 @@ class Comparison:
 
 
 def measure(as_json: bool, most_bytes: int) -> int:
-    """Calibrate, predict, measure and print on rank 0; return the exit status.
-
-    Collective: every rank calls it in the same order.
-
-    Parameters
-    ----------
-    most_bytes : int
-        Longer buffers of `SIZES` are left out.
-    """
+    """Calibrate, predict, measure sizes up to `most_bytes`, and print; return the exit status.  Collective."""
     try:
         communicator = world_communicator()
     except MpidistError as error:
         print(f"mpidist simulate: {error}", file=sys.stderr)
         return 1
     if communicator.size == 1:
-        print(
-            "mpidist simulate: --measure needs ranks: mpidist run -n 2 -m mpidist simulate --measure", file=sys.stderr
-        )
+        cure = "mpidist run -n 2 -m mpidist simulate --measure"
+        print(f"mpidist simulate: --measure needs ranks: {cure}", file=sys.stderr)
         return 2
     model, found = compared(communicator, [size for size in SIZES if size <= most_bytes] or SIZES[:1])
     if communicator.rank == 0:
-        crowded = communicator.control.pause is not None
-        print(_as_json(communicator, model, found, crowded) if as_json else _page(communicator, model, found, crowded))
+        print((_as_json if as_json else _page)(communicator, model, found))
     return 0
 
 
 def compared(communicator: Communicator, sizes: Sequence[int] = SIZES) -> tuple[CostModel, list[Comparison]]:
-    """Return the calibrated model, and every schedule on every size, predicted and measured.
-
-    Collective: every rank calls it in the same order.
-    """
+    """Return the calibrated model, and every schedule on every size, predicted and measured.  Collective."""
     topology, schedules = communicator.topology, candidates("all_reduce", communicator.topology)
-    rounds, measured = MeasuredRounds(communicator, max(sizes)), {}
+    levels, measured = Levels(Stopwatch(communicator), max(sizes)), {}
     for nbytes in (sizes[0], *sizes):  # the first of a launch is slow, and measured again
-        measured[nbytes] = rounds.measure([nbytes // 2, nbytes], schedules, nbytes)
-    model, found = rounds.model(), []
-    for nbytes, times in measured.items():
-        for schedule, taken in zip(schedules, times, strict=True):
+        runs = {schedule.name: levels.play(schedule, nbytes) for schedule in schedules}
+        measured[nbytes] = levels.measure([nbytes // 2, nbytes], runs, _STEADY).seconds
+    model, found = levels.model(), []
+    for nbytes, seconds in measured.items():
+        for schedule in schedules:
             predicted = simulate(schedule, topology.size, nbytes, model, topology).seconds
-            found.append(Comparison(schedule.name, nbytes, predicted, taken.seconds, taken.unsteady))
+            found.append(Comparison(schedule.name, nbytes, predicted, seconds[schedule.name]))
     return model, found
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
 
 
-def _page(communicator: Communicator, model: CostModel, found: Sequence[Comparison], crowded: bool) -> str:
+def _page(communicator: Communicator, model: CostModel, found: Sequence[Comparison]) -> str:
     topology = communicator.topology
     lines = [f"schedules on {topology.describe()}, predicted and measured in one launch"]
     if max(topology.local_size_of) > 1:
         lines.append(f"inside    {show_level(model.intra)}")
     if topology.node_count > 1:
         lines.append(f"between   {show_level(model.inter)}")
-    return "\n".join([*lines, "", comparison_table(found), verdict(found, crowded)])
+    return "\n".join([*lines, "", comparison_table(found), verdict(found, _is_crowded(communicator))])
 
 
 def comparison_table(found: Sequence[Comparison]) -> str:
@@ -116,23 +102,24 @@ def verdict(found: Sequence[Comparison], crowded: bool) -> str:
     worst = max(found, key=lambda each: abs(each.deviation))
     where = f"{worst.algorithm} of {show_bytes(worst.bytes)}"
     text = f"{close} of {len(found)} within {TARGET:.0%}, the worst off by {worst.deviation:+.0%} ({where})"
-    moved = sum(each.unsteady > TARGET for each in found)
-    if moved:
-        text += f"; {moved} took more than {TARGET:.0%} longer in one half of their measurement than in the other"
     return f"{text}; ranks outnumber cores, so no prediction is meant to hold" if crowded else text
 
 
-def _as_json(communicator: Communicator, model: CostModel, found: Sequence[Comparison], crowded: bool) -> str:
+def _is_crowded(communicator: Communicator) -> bool:
+    return communicator.control.pause is not None
+
+
+def _as_json(communicator: Communicator, model: CostModel, found: Sequence[Comparison]) -> str:
     return json.dumps(
         {
             "command": ["run", "-n", str(communicator.size), "-m", "mpidist", *sys.argv[1:]],
             "machine": {"mpi": communicator.transport.library, **machine()},
             "ranks": communicator.size,
             "topology": communicator.topology.describe(),
-            "oversubscribed": crowded,
+            "oversubscribed": _is_crowded(communicator),
             "model": asdict(model),
             "target": TARGET,
-            "verdict": verdict(found, crowded),
+            "verdict": verdict(found, _is_crowded(communicator)),
             "comparisons": [{**asdict(each), "deviation": each.deviation} for each in found],
         },
         indent=2,

@@ -8,16 +8,15 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TextIO
 
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.collectives.communicator import Communicator
 from mpidist.commands import choice_page, quantities, run
 from mpidist.commands.parser import Parser
 from mpidist.errors import MpidistError
-from mpidist.tuning import plausibility, store
+from mpidist.schedules.figures import ImplausibleFigures
+from mpidist.tuning import store
 from mpidist.tuning.calibration import BUDGET_SECONDS, LARGEST_BYTES, calibrate
-from mpidist.tuning.plausibility import ImplausibleFigures
 from mpidist.tuning.store import Record, key_of
 from mpidist.world import world_communicator
 
@@ -37,9 +36,9 @@ def main(argv: Sequence[str]) -> int:
     if options.largest < 1 << 16:
         parser().error(f"--largest must be 64KiB or more, got {options.largest} bytes")
     if options.ranks is not None:
-        return run.main(
-            ["--site", os.devnull, "--quiet", "-n", str(options.ranks), "-m", "mpidist", "tune", *_for_ranks(options)]
-        )
+        launch = ["--site", os.devnull, "--quiet", "-n", str(options.ranks), "-m", "mpidist", "tune"]
+        flags = [flag for flag, asked in (("--json", options.json), ("--dry-run", options.dry_run)) if asked]
+        return run.main([*launch, "--largest", str(options.largest), "--seconds", str(options.seconds), *flags])
     if detect_launcher() is None:
         parser().error("-n RANKS is needed, or a launcher such as srun: mpidist tune -n 2")
     try:
@@ -70,13 +69,8 @@ def parser() -> Parser:
     return found
 
 
-def _for_ranks(options: argparse.Namespace) -> list[str]:
-    """Return the arguments that the ranks are given: all but their number."""
-    flags = [flag for flag, asked in (("--json", options.json), ("--dry-run", options.dry_run)) if asked]
-    return ["--largest", str(options.largest), "--seconds", str(options.seconds), *flags]
-
-
 def _tune(communicator: Communicator, options: argparse.Namespace) -> int:
+    """Measure, print, and keep figures where the next launch finds them; return the exit status.  Collective."""
     if communicator.size == 1:
         print("mpidist tune: one rank reduces nothing; use two or more: mpidist tune -n 2", file=sys.stderr)
         return 2
@@ -85,14 +79,11 @@ def _tune(communicator: Communicator, options: argparse.Namespace) -> int:
     seconds = time.perf_counter() - start
     if communicator.rank != 0:
         return 0
-    plausibility.check(figures, communicator.topology)
+    figures.check(communicator.topology)
     record = Record(key_of(communicator), communicator.topology.hosts, figures)
     print(json.dumps(figures.to_json()) if options.json else choice_page.page(record), flush=True)
-    return 0 if options.dry_run else _keep(record, seconds, sys.stderr if options.json else sys.stdout)
-
-
-def _keep(record: Record, seconds: float, output: TextIO) -> int:
-    """Write figures where the next launch finds them; return the exit status (Local)."""
+    if options.dry_run:
+        return 0
     where = store.folder()
     try:
         path = store.write(record, where)
@@ -100,5 +91,5 @@ def _keep(record: Record, seconds: float, output: TextIO) -> int:
         cure = "set MPIDIST_TUNING_FOLDER to a folder that can be written"
         print(f"mpidist tune: the figures cannot be kept in {where} ({error}); {cure}", file=sys.stderr)
         return 1
-    print(f"\nmeasured in {seconds:.1f} s, kept in {path}", file=output)
+    print(f"\nmeasured in {seconds:.1f} s, kept in {path}", file=sys.stderr if options.json else sys.stdout)
     return 0

@@ -16,6 +16,23 @@ from mpidist.cluster.topology import Topology
 from mpidist.schedules.cost import CostModel, Level, Points, cost
 from mpidist.schedules.rounds import Schedule
 
+#: How many times longer half of a measurement may take than its quickest quarter, or fewer bytes than more bytes.
+FACTOR = 3.0
+
+#: Bytes a second of any link at most, and inside a node at least; an all-reduce there has at least this shared by its
+#: ranks, which take turns where they are more than the cores.  Seconds that a short one takes inside a node at most.
+_MOST_RATE, _LEAST_RATE, _MOST_SECONDS = 2e12, 50e6, 0.1
+
+#: Between nodes anything may be that slow.
+_NO_LIMITS = (float("inf"), 0.0)
+
+#: From so many bytes on seconds tell a bandwidth.
+_LONG_BYTES = 1 << 19
+
+
+class ImplausibleFigures(ValueError):
+    """Figures of no machine: they were measured while other programs used it; says which and how."""
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -35,16 +52,29 @@ class Figures:
             return _interpolated(points, nbytes)
         return None if schedule is None else cost(schedule, topology.size, nbytes, self.model, topology)
 
+    def check(self, topology: Topology) -> None:
+        """Raise ImplausibleFigures if figures cannot be those of such ranks (Local)."""
+        places = []
+        if max(topology.local_size_of) > 1:
+            places.append(("inside a node", self.model.intra, (_MOST_SECONDS, _LEAST_RATE)))
+        if topology.node_count > 1:
+            places.append(("between nodes", self.model.inter, _NO_LIMITS))
+        for place, level, limits in places:
+            line = [(float(nbytes), level.alpha + level.beta * nbytes) for nbytes in (1, 1 << 30)]
+            _check(f"an exchange {place}", level.exchange or line, *limits)
+            _check(f"a message {place}", level.one_way, *limits)
+        limits = (_MOST_SECONDS, _LEAST_RATE / topology.size) if topology.node_count == 1 else _NO_LIMITS
+        for name, points in self.points.items():
+            _check(name, points, *limits)
+        for size, points in self.segments.items():
+            _check(f"shared_memory in segments of {size >> 10} KiB", points, *limits)
+
     def to_json(self) -> dict[str, Any]:
         """Return the figures as what JSON can hold (Local)."""
         points = {name: list(listed) for name, listed in self.points.items()}
         segments = {str(size): list(listed) for size, listed in self.segments.items()}
-        return {
-            "model": asdict(self.model),
-            "points": points,
-            "segments": segments,
-            "segment_bytes": self.segment_bytes,
-        }
+        model = asdict(self.model)
+        return {"model": model, "points": points, "segments": segments, "segment_bytes": self.segment_bytes}
 
     @classmethod
     def from_json(cls, found: Any) -> Figures:
@@ -53,15 +83,15 @@ class Figures:
             model = found["model"]
             levels = {side: _level(model[side]) for side in ("intra", "inter")}
             points = {str(name): _checked(listed) for name, listed in found["points"].items()}
-            links = model["links_per_node"]
-            links = None if links is None else max(1, int(links))
+            links = None if model["links_per_node"] is None else max(1, int(model["links_per_node"]))
+            call_seconds = float(model["call_seconds"])
             segments = {int(size): _checked(listed) for size, listed in found["segments"].items()}
             if len({tuple(nbytes for nbytes, _ in listed) for listed in segments.values()}) > 1:
                 raise ValueError("sizes of segments were measured with different all-reduces")
             best = found["segment_bytes"]
             if best is not None and best not in segments:
                 raise ValueError(f"segments of {best} bytes are chosen, and were not measured")
-            return cls(CostModel(levels["intra"], levels["inter"], links, **_others(model)), points, segments, best)
+            return cls(CostModel(levels["intra"], levels["inter"], links, call_seconds), points, segments, best)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no figures of all-reduces: {type(error).__name__}: {error}") from None
 
@@ -70,20 +100,14 @@ def _level(found: Mapping[str, Any]) -> Level:
     prices = {name: float(found[name]) for name in ("alpha", "beta", "gamma")}
     if not all(0 <= price < float("inf") for price in prices.values()):
         raise ValueError(f"expected seconds of 0 or more, got {prices}")
-    points = (_checked(found[name]) for name in ("exchange", "one_way", "reduction"))
+    points = (_checked(found[each.name], least=0.0) for each in fields(Level) if each.name not in prices)
     return Level(prices["alpha"], prices["beta"], prices["gamma"], *points)
 
 
-def _others(model: Mapping[str, Any]) -> dict[str, float]:
-    """Return the prices of a model that belong to no level."""
-    levels = {"intra", "inter", "links_per_node"}
-    return {each.name: float(model[each.name]) for each in fields(CostModel) if each.name not in levels}
-
-
-def _checked(listed: Sequence[Any]) -> Points:
+def _checked(listed: Sequence[Any], least: float = 1e-30) -> Points:
     points = tuple((float(nbytes), float(seconds)) for nbytes, seconds in listed)
     sizes = [nbytes for nbytes, _ in points]
-    if sizes != sorted(set(sizes)) or not all(0 < value < float("inf") for point in points for value in point):
+    if sizes != sorted(set(sizes)) or not all(0 < n < float("inf") and least <= t < float("inf") for n, t in points):
         raise ValueError(f"expected points of ascending sizes, bytes and seconds above 0, got {listed}")
     return points
 
@@ -93,3 +117,21 @@ def _interpolated(points: Points, nbytes: float) -> float:
     if nbytes >= sizes[-1]:
         return seconds[-1] * nbytes / sizes[-1]
     return float(numpy.exp(numpy.interp(numpy.log(max(nbytes, 1.0)), numpy.log(sizes), numpy.log(seconds))))
+
+
+def _check(name: str, points: Sequence[tuple[float, float]], most_seconds: float, least_rate: float) -> None:
+    """Raise ImplausibleFigures if no machine takes such seconds for the shortest, the longest, or any of the bytes."""
+    before = 0.0
+    for nbytes, seconds in points:
+        rate = nbytes / seconds if seconds > 0 else float("inf")
+        least = least_rate if nbytes == points[-1][0] and nbytes >= _LONG_BYTES else 0.0
+        reason = ""
+        if seconds * FACTOR < before:
+            reason = f"fewer bytes take {before:.3g} s"
+        elif nbytes == points[0][0] and seconds > most_seconds:
+            reason = f"a real one at most {most_seconds:.3g} s"
+        elif not least <= rate <= _MOST_RATE:
+            reason = f"that is {rate:.3g} bytes a second, and a real one has {least_rate:.3g} to {_MOST_RATE:.3g}"
+        if reason:
+            raise ImplausibleFigures(f"{name} of {nbytes:.0f} bytes takes {seconds:.3g} s; {reason}")
+        before = max(before, seconds)

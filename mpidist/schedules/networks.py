@@ -6,13 +6,12 @@ where one was published, and is mostly the adapter's: MPI, cables and switches c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpidist.schedules.cost import Level
 
 
-@dataclass(frozen=True)
-class Network:
+class Network(NamedTuple):
     """One kind of link."""
 
     name: str
@@ -34,29 +33,20 @@ class Network:
         return Level(alpha, 1.0 / self.bytes_per_second if beta is None else beta, gamma)
 
 
-def _gbit(number: float) -> float:
-    return number * 1e9 / 8
-
-
+_TCP = "end-to-end latency of TCP: Hurwitz and Feng, Hot Interconnects, 2003"
 _NCCL = "latency of a step of its rings: NCCL, src/graph/tuning.cc, 2020"
 
-_BETWEEN_NODES = (
-    Network("ethernet-1g", _gbit(1), None, "IEEE 802.3ab, 1999"),
-    Network(
-        "ethernet-10g",
-        _gbit(10),
-        20e-6,
-        "IEEE 802.3ae, 2002; end-to-end latency of TCP: Hurwitz and Feng, Hot Interconnects, 2003",
-    ),
-    Network("ethernet-25g", _gbit(25), None, "IEEE 802.3by, 2016"),
-    Network("ethernet-100g", _gbit(100), None, "IEEE 802.3ba, 2010"),
-    Network("roce-100g", _gbit(100), 0.6e-6, "IEEE 802.3ba, 2010; latency: Mellanox ConnectX-5 EN product brief"),
-    Network("infiniband-hdr", _gbit(200), 0.6e-6, "NVIDIA ConnectX-6 user manual"),
-    Network("infiniband-ndr", _gbit(400), None, "NVIDIA ConnectX-7 user manual"),
-    Network("slingshot-11", _gbit(200), None, "HPE Slingshot, 200 Gbit/s adapter"),
-)
-
-_INSIDE_NODES = (
+_KNOWN = (
+    # between nodes
+    Network("ethernet-1g", 1e9 / 8, None, "IEEE 802.3ab, 1999"),
+    Network("ethernet-10g", 10e9 / 8, 20e-6, f"IEEE 802.3ae, 2002; {_TCP}"),
+    Network("ethernet-25g", 25e9 / 8, None, "IEEE 802.3by, 2016"),
+    Network("ethernet-100g", 100e9 / 8, None, "IEEE 802.3ba, 2010"),
+    Network("roce-100g", 100e9 / 8, 0.6e-6, "IEEE 802.3ba, 2010; latency: Mellanox ConnectX-5 EN product brief"),
+    Network("infiniband-hdr", 200e9 / 8, 0.6e-6, "NVIDIA ConnectX-6 user manual"),
+    Network("infiniband-ndr", 400e9 / 8, None, "NVIDIA ConnectX-7 user manual"),
+    Network("slingshot-11", 200e9 / 8, None, "HPE Slingshot, 200 Gbit/s adapter"),
+    # inside
     Network("pcie-3", 15.75e9, 5.7e-6, f"16 lanes of 8 GT/s in 128b/130b: PCI-SIG, 2010; {_NCCL}"),
     Network("pcie-4", 31.5e9, 5.7e-6, f"16 lanes of 16 GT/s in 128b/130b: PCI-SIG, 2017; {_NCCL}"),
     Network("pcie-5", 63.0e9, 5.7e-6, f"16 lanes of 32 GT/s in 128b/130b: PCI-SIG, 2019; {_NCCL}"),
@@ -67,7 +57,7 @@ _INSIDE_NODES = (
 )
 
 #: Every network by name: those between nodes, then those inside.
-NETWORKS: dict[str, Network] = {network.name: network for network in (*_BETWEEN_NODES, *_INSIDE_NODES)}
+NETWORKS: dict[str, Network] = {network.name: network for network in _KNOWN}
 
 
 def network(name: str) -> Network:

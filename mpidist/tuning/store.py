@@ -6,7 +6,6 @@ sends that to all.  A file that cannot be used is named in a line, and the fixed
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -24,7 +23,6 @@ from mpidist.collectives.ways.selection import Choices, Facts
 from mpidist.options import Settings, settings
 from mpidist.runtime.control import Watch
 from mpidist.schedules.figures import Figures
-from mpidist.tuning import plausibility
 
 #: To be raised when files of earlier versions of mpidist say something else than those of this one.
 _FORMAT = 2
@@ -35,18 +33,10 @@ Key = dict[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """What a file has.
+    """What a file has."""
 
-    Attributes
-    ----------
-    key : dict
-        Whose figures they are.
-    hosts : tuple of str
-        The host of every rank.
-    """
-
-    key: Key
-    hosts: tuple[str, ...]
+    key: Key  # whose figures they are
+    hosts: tuple[str, ...]  # the host of every rank
     figures: Figures
 
     def facts(self) -> Facts:
@@ -87,15 +77,7 @@ def path_of(key: Key, where: Path) -> Path:
 
 
 def read(path: Path) -> Record:
-    """Return what a file has (Local).
-
-    Raises
-    ------
-    OSError
-        It cannot be read, or is not there.
-    ValueError
-        It is damaged, was written by another version, or its figures are those of no machine; says what is wrong.
-    """
+    """Return what a file has; ValueError says what is wrong in it, of another version, or of no machine (Local)."""
     found = json.loads(path.read_text())
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise ValueError(f"its format is not {_FORMAT}, that of this version of mpidist")
@@ -107,25 +89,14 @@ def read(path: Path) -> Record:
         record = Record(key, hosts, Figures.from_json(found["figures"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
-    plausibility.check(record.figures, Topology(hosts))
+    record.figures.check(Topology(hosts))
     return record
 
 
 def write(record: Record, where: Path) -> Path:
-    """Write what was measured, in one step, so that nobody reads half a file; return its path (Local).
-
-    Raises
-    ------
-    OSError
-        It cannot be written.
-    """
+    """Write what was measured, in one step, so that nobody reads half a file; return its path (Local)."""
     path = path_of(record.key, where)
-    content = {
-        "format": _FORMAT,
-        "key": record.key,
-        "hosts": record.hosts,
-        "figures": record.figures.to_json(),
-    }
+    content = {"format": _FORMAT, "key": record.key, "hosts": record.hosts, "figures": record.figures.to_json()}
     where.mkdir(parents=True, exist_ok=True)
     file, name = tempfile.mkstemp(dir=where, prefix=f"{path.stem}.", suffix=".part")
     try:
@@ -134,7 +105,7 @@ def write(record: Record, where: Path) -> Path:
         os.chmod(name, 0o644)  # a folder may serve several users
         os.replace(name, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             os.unlink(name)
         raise
     return path
@@ -170,10 +141,7 @@ def _problem(path: Path, error: Exception) -> str:
 
 
 def load_choices(communicator: Communicator, watch: Watch) -> Choices | None:
-    """Return what rank 0 makes of the figures stored of these ranks; None where there are none.
-
-    Collective: every rank calls it within the begun call of `watch`.
-    """
+    """Return what rank 0 makes of the figures stored of these ranks, if any, within a begun call.  Collective."""
     raw = b""
     if communicator.rank == 0:
         record, problem = look_up(key_of(communicator), folder(communicator.control.settings))

@@ -68,7 +68,7 @@ def sums(communicator, count, algorithm=None):
 
 def test_a_calibration_gives_all_ranks_the_same_figures(launch):
     communicator = launch()
-    figures = calibrate(communicator, budget_seconds=0.1, largest_bytes=1 << 16, rounds=1)
+    figures = calibrate(communicator, budget_seconds=0.1, largest_bytes=1 << 16, turns=1)
     names = selection.eligible(communicator.facts())
     complete = set(figures.points) == set(names) and all(points for points in figures.points.values())
     assert communicator.exchange(b"1" if complete else b"0") == [b"1"] * communicator.size

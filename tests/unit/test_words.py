@@ -26,7 +26,7 @@ EVERYDAY = set(
     backend backward bar base bench but by
     cache cancelled cause chart check chooser class clock command communication comparison completion
     conformance
-    core counted crossing current curve
+    core counted crossing current
     data deadline death default dependency derived destination device differ doctor dtype during
     ended entered entry error evaluation exact
     failed failure fault file fixed folder foreign found framework from function fused
@@ -38,17 +38,17 @@ EVERYDAY = set(
     lambda launch lazy leftover level line list log lone loopback lost
     machine main manager mapping max measure measured membership memory merge message method min missing mode
     monitoring
-    name neighbour nest network no norm not
+    name nest network no norm not
     object of on once open option order origin out outcome output own owner
     package packed page pair pretended parallel parameter parser part path per pickle piped pipeline
     placement plain planned private
-    plausibility plot point probe process progress proof protocol
+    point probe process progress proof protocol
     quantity question
     random range read reader reading record recording reduction remote reordered reporting request resolution restore
     room row runner runtime
     saved script seen sent served setting shape sharding shared short simple simulate simulation single slice spec
     site split stall start started state stop stopwatch store stored stream structure submitted sum supervisor
-    taken temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
+    temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two
     union unlike unowned unsupported up use
     waiting watchdog window word writing

@@ -6,14 +6,14 @@ import json
 import subprocess
 import sys
 
+import numpy
 import pytest
 
 from mpidist import transports
 from mpidist.cluster.topology import Topology
 from mpidist.commands.main import main
-from mpidist.commands.simulate import placed
+from mpidist.commands.simulate import curves, parser, placed
 from mpidist.commands.simulate_measure import Comparison, comparison_table, measure, verdict
-from mpidist.commands.simulate_plot import against_bytes, against_ranks
 from mpidist.schedules.comparison import candidates
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.figures import Figures
@@ -131,19 +131,27 @@ FLAT = CostModel.flat(1e-6, 1e-10)
 
 
 def test_curves_against_the_size_of_the_buffer():
-    curves = against_bytes("all_reduce", 100_000, Topology("aabb"), FLAT, ["recursive_doubling"])
-    assert curves.places == [1024, 4096, 16384, 65536, 100_000]
-    expected = [2 * (1e-6 + 1e-10 * size) for size in curves.places]
-    assert curves.seconds["recursive_doubling"] == pytest.approx(expected)
+    options = parser().parse_args(["--bytes", "100000", "--against", "bytes"])
+    found = curves(options, Topology("aabb"), FLAT, ["recursive_doubling"])
+    assert list(found) == ["recursive_doubling"]
+    sizes = [1024, 4096, 16384, 65536, 100_000]
+    expected = [(size, 2 * (1e-6 + 1e-10 * size)) for size in sizes]
+    numpy.testing.assert_allclose(found["recursive_doubling"], expected)
 
 
 def test_curves_against_ranks_begin_where_an_algorithm_exists():
+    options = parser().parse_args(["--bytes", "1000", "--against", "ranks"])
     topology = Topology([f"n{rank // 2}" for rank in range(12)])
-    curves = against_ranks("all_reduce", 1000, topology, FLAT, ["ring", "hierarchical_ring"])
-    assert curves.places == [2, 4, 8, 12]
-    assert curves.seconds["hierarchical_ring"][0] is None
-    sizes = (2, 4, 8, 12)
-    assert curves.seconds["ring"] == pytest.approx([2 * (p - 1) * (1e-6 + 1e-7 / p) for p in sizes])
+    found = curves(options, topology, FLAT, ["ring", "hierarchical_ring"])
+    assert [ranks for ranks, _ in found["hierarchical_ring"]] == [4, 8, 12]
+    expected = [(p, 2 * (p - 1) * (1e-6 + 1e-7 / p)) for p in (2, 4, 8, 12)]
+    numpy.testing.assert_allclose(found["ring"], expected)
+
+
+def test_a_plot_that_cannot_be_written_is_said(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["simulate", "--nodes", "2", "--bytes", "4KB", "--plot", str(tmp_path / "none" / "plot.png")]) == 1
+    assert "plot.png cannot be written" in capsys.readouterr().err
 
 
 def test_a_plot_is_written(tmp_path, capsys):

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from mpidist.cluster.topology import Topology
 from mpidist.schedules.cost import CostModel, Level, cost
-from mpidist.schedules.figures import Figures
+from mpidist.schedules.figures import Figures, ImplausibleFigures
 from mpidist.schedules.table import algorithm
 
 NODE = Topology(["a"] * 4)
+NODES = Topology("ab")
 MODEL = CostModel(Level.measured([(1.0, 1e-6), (1000.0, 2e-6)]), Level(5e-6, 1e-9, 1e-10), links_per_node=2)
 FIGURES = Figures(MODEL, {"native": ((4.0, 2e-6), (400.0, 8e-6)), "ring": ()})
 
@@ -51,6 +52,12 @@ def test_of_what_is_no_schedule_and_was_not_measured_nothing_is_known():
 points = st.dictionaries(
     st.integers(1, 1 << 40), st.floats(1e-9, 1e3, allow_nan=False, allow_infinity=False), max_size=6
 ).map(lambda found: tuple((float(size), found[size]) for size in sorted(found)))
+
+
+def test_all_points_of_a_level_are_stored_and_reductions_may_take_no_time():
+    level = Level.measured(*[[(4.0, taken), (8.0, 2 * taken)] for taken in (1e-6, 2e-6, 0.0, 3e-6, 4e-6)])
+    figures = Figures(CostModel(level, level, None, 1e-7), {})
+    assert Figures.from_json(json.loads(json.dumps(figures.to_json()))) == figures
 
 
 @given(st.dictionaries(st.sampled_from(["ring", "native", "shared_memory"]), points), st.none() | st.integers(1, 8))
@@ -98,6 +105,7 @@ def damaged(path, value):
         damaged(["model", "inter"], None),
         damaged(["model", "links_per_node"], "many"),
         damaged(["model", "intra", "exchange"], [[1, "x"]]),
+        damaged(["model", "intra", "one_way_reduction"], [[4, -1e-6]]),
     ],
 )
 def test_what_is_damaged_is_refused(found):
@@ -117,3 +125,69 @@ def test_what_is_damaged_is_refused(found):
 def test_segments_that_contradict_themselves_are_refused(change, said):
     with pytest.raises(ValueError, match=said):
         Figures.from_json({**FIGURES.to_json(), **change})
+
+
+# -- figures of no machine --------------------------------------------------------------------------------------------
+
+GOOD = Level(1e-6, 1e-9, 1e-10)
+
+
+def pairs(*found):
+    return tuple((float(nbytes), seconds) for nbytes, seconds in found)
+
+
+def of(level=GOOD, segments=None, **series):
+    return Figures(CostModel(level, level), {name: pairs(*found) for name, found in series.items()}, segments or {})
+
+
+@pytest.mark.parametrize(
+    ("figures", "reason"),
+    [
+        (of(Level(0.0, 0.0)), "an exchange inside a node of 1 bytes takes 0 s; that is inf bytes a second"),
+        (of(Level(0.11, 1e-9)), "an exchange inside a node of 1 bytes takes 0.11 s; a real one at most 0.1 s"),
+        (
+            of(Level(1e-6, 1 / 49e6)),
+            r"takes 21.9 s; that is 4.9e\+07 bytes a second, and a real one has 5e\+07 to 2e\+12",
+        ),
+        (of(Level(1e-6, 1 / 2.1e12)), r"bytes a second, and a real one has 5e\+07 to 2e\+12"),
+        (
+            of(Level(1e-6, 1e-9, one_way=[(1, 4e-6), (8, 1e-6)])),
+            "a message inside a node of 8 bytes takes 1e-06 s; fewer",
+        ),
+        (of(ring=[(4, 0.2)]), "ring of 4 bytes takes 0.2 s; a real one at most 0.1 s"),
+        (of(ring=[(4, 1e-6), (1 << 30, 5e-4)]), "ring of 1073741824 bytes takes 0.0005 s; that is"),
+        (of(ring=[(4, 4e-6), (64, 1e-6)]), "ring of 64 bytes takes 1e-06 s; fewer bytes take 4e-06 s"),
+        (of(ring=[(4, 4e-6), (8, 2e-6), (16, 1e-6)]), "ring of 16 bytes takes 1e-06 s; fewer bytes take 4e-06 s"),
+        (
+            of(ring=[(4, 1e-6), (1 << 26, 180.0)]),
+            r"takes 180 s; that is 3.73e\+05 bytes .* a real one has 1.25e\+07 to",
+        ),
+        (
+            of(segments={1 << 18: pairs((4, 1e-6), (1 << 26, 180.0))}),
+            "segments of 256 KiB of 67108864 bytes takes 180",
+        ),
+    ],
+)
+def test_figures_of_no_machine_are_refused(figures, reason):
+    with pytest.raises(ImplausibleFigures, match=reason):
+        figures.check(NODE)
+
+
+@pytest.mark.parametrize(
+    ("figures", "topology"),
+    [
+        (of(ring=[(4, 1e-6), (64, 1e-6), (1024, 4e-7), (4096, 2e-6)]), NODE),  # noise
+        (of(Level(0.09, 1 / 51e6), ring=[(4, 0.1)]), NODE),
+        (of(Level(1e-6, 0.0, exchange=[(1, 1e-6), (1 << 18, 0.09)])), NODE),  # too short to tell a bandwidth
+        (of(Level(0.5, 1e-5), ring=[(4, 1.0), (1 << 26, 180.0)]), NODES),  # a far link may be slow
+        (of(ring=[(4, 1e-6), (1 << 26, 5.3)]), NODE),
+        (of(ring=[(4, 1e-6), (1 << 26, 80.0)]), Topology("a" * 64)),  # far more ranks than cores
+    ],
+)
+def test_figures_of_a_slow_or_noisy_machine_are_taken(figures, topology):
+    figures.check(topology)
+
+
+def test_between_nodes_too_nothing_is_for_nothing():
+    with pytest.raises(ImplausibleFigures, match="between nodes"):
+        of(Level(1e-6, 1 / 2.1e12)).check(NODES)

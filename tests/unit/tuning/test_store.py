@@ -108,7 +108,7 @@ def test_stored_figures_of_no_machine_are_refused_with_the_reason(tmp_path):
     write(Record(KEY, RECORD.hosts, slow), tmp_path)
     record, problem = look_up(KEY, tmp_path)
     assert record is None
-    assert "messages inside a node have 3.72e+05 bytes a second, and real ones 5e+07 to 2e+12" in problem
+    assert "that is 3.72e+05 bytes a second, and a real one has 5e+07 to 2e+12" in problem
     assert stored(tmp_path) == ([], [problem])
 
 
