@@ -155,7 +155,7 @@ $(FRAMEWORKS:%=test-%): test-%: $(FRAMEWORKS_VENV)/.installed
 		$(or $($*_TESTS),$(wildcard tests/frameworks/test_$**.py)) --with-mpi --ran-log $(RAN)/$*; done
 	$(if $(filter jax torch,$*),$(ON_NUMPY) $(FRAMEWORKS_VENV)/bin/mpidist run --quiet -n 2 $(PYTEST_GPU) \
 		tests/gpu/test_$*.py --ran-log $(RAN)/gpu-$*)
-	$(if $(filter keras%,$*),$($*_VARIABLES) $(FRAMEWORKS_VENV)/bin/python -m pytest -q tests/frameworks/jobs)
+	$(if $(filter keras%,$*),$($*_VARIABLES) $(FRAMEWORKS_VENV)/bin/python -m pytest -q -n 2 tests/frameworks/jobs)
 
 # each parallel test that was collected in this run of the stages has run on some number of ranks
 prove: $(VENV)/.installed

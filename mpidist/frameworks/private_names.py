@@ -82,6 +82,31 @@ PRIVATE_NAMES = (
         f"{_KERAS}::test_a_model_is_built_by_the_first_batch_of_an_iterator",
     ),
     PrivateName(
+        "keras.src.backend.jax.trainer.JAXEpochIterator",
+        "validating a model on servers, on JAX",
+        f"{_KERAS}::test_how_a_model_was_compiled_and_validates",
+    ),
+    PrivateName(
+        "keras.src.backend.torch.trainer.TorchEpochIterator",
+        "validating a model on servers, on PyTorch",
+        f"{_KERAS}::test_how_a_model_was_compiled_and_validates",
+    ),
+    PrivateName(
+        "keras.Model()._eval_epoch_iterator",
+        "validating a model on servers",
+        f"{_KERAS}::test_how_a_model_was_compiled_and_validates",
+    ),
+    PrivateName(
+        "keras.Model()._compile_config",
+        "compiling a model on workers as on the chief",
+        f"{_KERAS}::test_how_a_model_was_compiled_and_validates",
+    ),
+    PrivateName(
+        "keras.optimizers.Optimizer()._iterations",
+        "steps on servers",
+        f"{_KERAS}::test_what_an_optimizer_keeps_of_its_steps_and_its_learning_rate",
+    ),
+    PrivateName(
         "keras.Model()._initial_epoch",
         "resuming by BackupAndRestore",
         f"{_KERAS}::test_the_first_epoch_may_be_set_in_on_train_begin",
@@ -182,6 +207,9 @@ def require(package: str) -> None:
 def _is_there(name: PrivateName) -> bool:
     if not name.is_importable:
         return True  # the canary alone tells
+    rest = name.name.partition("keras.src.backend.")[2]
+    if "." in rest and rest.partition(".")[0] != importlib.import_module("keras").backend.backend():
+        return True  # of a backend that is not chosen, and may not be installed
     try:
         pkgutil.resolve_name(name.name)
     except (ImportError, AttributeError):

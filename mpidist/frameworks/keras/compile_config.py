@@ -40,7 +40,8 @@ def compile_config_of(model: Any) -> CompileConfig:
         )
     with stock_classes():
         config: dict[str, Any] = model.get_compile_config()
-    custom = dict(_custom_of(model._compile_config.config))  # Private: the arguments of `compile`
+    # Private: the arguments of `compile`
+    custom = dict(_custom_of(model._compile_config.config))
     if "<lambda>" in custom:
         raise NotImplementedError(
             f"{type(model).__name__} was compiled with a lambda after workers had come to the coordinator: give the "

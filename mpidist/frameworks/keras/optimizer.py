@@ -39,7 +39,8 @@ def _apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> 
     if replica.collected is not None:  # servers apply them
         known = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         replica.collected.append((self, list(grads), known))
-        self._iterations.assign_add(1)  # Private: the step may look at them
+        # Private: the step may look at them
+        self._iterations.assign_add(1)
         return None
     if replica.share is None:
         _require_replica(replica)

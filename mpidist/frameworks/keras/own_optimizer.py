@@ -54,7 +54,8 @@ def own_optimizer(given: keras.optimizers.Optimizer) -> Callable[[], Optimizer]:
 
 def is_scheduled(given: Any) -> bool:
     """Return whether the learning rate is no number.  Local."""
-    return callable(given._learning_rate)  # Private: it is computed where it is asked for otherwise
+    # Private: it is computed where it is asked for otherwise
+    return callable(given._learning_rate)
 
 
 def _schedule_of(given: Any) -> _Schedule:

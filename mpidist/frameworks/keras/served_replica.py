@@ -232,7 +232,8 @@ def _slots_of(own: Optimizer, given: Any) -> dict[tuple[int, str], Any]:
     for each in given.variables:
         by_name.setdefault(each.name, deque()).append(each)
     found = {}
-    for variable in given._trainable_variables:  # Private: in the order in which its slots were made
+    # Private: in the order in which its slots were made
+    for variable in given._trainable_variables:
         for slot in own.slot_names:
             found[id(variable), slot] = by_name[f"{variable.path.replace('/', '_')}_{slot}"].popleft()
     return found
