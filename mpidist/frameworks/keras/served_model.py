@@ -364,9 +364,16 @@ class _Training:
                 if self._model.stop_training:
                     break
         except OutOfRangeError:  # the epoch is shorter than was said
-            with suppress(Exception):
-                self._coordinator.join()
+            self._join_ends()
         return done
+
+    def _join_ends(self) -> None:
+        """Wait for the batches that workers have, whose data may come to their ends too; another error is one."""
+        is_over = False
+        while not is_over:
+            with suppress(OutOfRangeError):
+                self._coordinator.join()
+                is_over = True
 
     def _results(self, callbacks: keras.callbacks.CallbackList | None, is_watched: bool) -> Iterator[StepResult]:
         """Yield what workers say of the batches of an epoch, in the order in which these were handed out."""
