@@ -83,6 +83,11 @@ def stock(obj: Any) -> Any:
     return super(derived, obj)
 
 
+def of_keras(obj: Any, name: str) -> bool:
+    """Return whether the method below those of a distributed object is one of Keras.  Local."""
+    return str(getattr(stock(obj), name).__module__).partition(".")[0] == "keras"
+
+
 @contextmanager
 def stock_class(obj: Any) -> Iterator[None]:
     """Give a distributed object the class that it had, for the time of a ``with`` block.  Local."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from mpidist.frameworks.keras.classes import stock, stock_classes
+from mpidist.frameworks.keras.classes import of_keras, stock_classes
 
 
 class CompileConfig(NamedTuple):
@@ -33,7 +33,7 @@ def compile_config_of(model: Any) -> CompileConfig:
         Workers cannot be told: its class has a `compile` of its own, or a lambda is in it.
     """
     advice = "compile the model above the first fit, which workers come to, or leave its compilation as it is"
-    if stock(model).compile.__func__.__module__.partition(".")[0] != "keras":
+    if not of_keras(model, "compile"):
         raise NotImplementedError(
             f"{type(model).__name__} has a compile of its own, and was compiled after workers had come to the "
             f"coordinator; {advice}"

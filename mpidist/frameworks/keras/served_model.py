@@ -16,7 +16,7 @@ import numpy
 from mpidist.errors import OutOfRangeError
 from mpidist.frameworks.keras import backends, checks, metrics
 from mpidist.frameworks.keras.callbacks import flat_callbacks
-from mpidist.frameworks.keras.classes import distribute, replica_of
+from mpidist.frameworks.keras.classes import distribute, of_keras, replica_of
 from mpidist.frameworks.keras.given import adapter_of, split
 from mpidist.frameworks.keras.inputs import PartAdapter
 from mpidist.frameworks.keras.model import SAVING, link_optimizers
@@ -24,7 +24,6 @@ from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
 from mpidist.frameworks.keras.served_step import (
     ServedTraining,
     StepResult,
-    of_keras,
     on_host,
     step,
     trainable_parts,

@@ -12,7 +12,7 @@ import numpy
 
 from mpidist.errors import OutOfRangeError
 from mpidist.frameworks.keras import backends, metrics
-from mpidist.frameworks.keras.classes import replica_of, stock
+from mpidist.frameworks.keras.classes import of_keras, replica_of
 from mpidist.frameworks.keras.compile_config import CompileConfig
 from mpidist.frameworks.keras.current_step import step_of
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
@@ -185,11 +185,6 @@ def _layers(model: keras.Model) -> list[Any]:
 def has_own_step(model: keras.Model) -> bool:
     """Return whether a step of the user's takes the place of that of Keras.  Local."""
     return not of_keras(model, "train_step")
-
-
-def of_keras(model: Any, name: str) -> bool:
-    """Return whether the method below those of a distributed model is one of Keras.  Local."""
-    return str(getattr(stock(model), name).__module__).partition(".")[0] == "keras"
 
 
 def _on_host(value: Any) -> Any:
