@@ -16,8 +16,9 @@ from mpidist.errors import InputError
 from mpidist.input import structure
 from mpidist.input.agreement import Agreement, watched
 from mpidist.input.sharding import MeasuredPart, RowPart, Share
-from mpidist.input.sources import Foreign, Read
+from mpidist.input.sources import Foreign
 from mpidist.input.stage import Stage
+from mpidist.input.walks import Read, Walk
 
 #: In place of a batch: the epoch has no more.
 END: Any = object()
@@ -112,12 +113,11 @@ class ExactFeed(Feed):
         self._watched = watched(stage) if agreement.needed else []
 
     def open(self, position: InputPosition) -> Iterator[tuple[Any, Any]]:
-        if self._foreign is not None:
-            self._foreign.expected = position.read
-        for offset, item in self._stage.batches_from(position.epoch, position.offset):
+        walk = Walk(position.read)
+        for offset, item in walk.through(self._stage.batches_from(position.epoch, position.offset)):
             part = MeasuredPart(self._part.replica_id, self._part.num_replicas)
-            read = None if self._foreign is None else self._foreign.read
-            seen = [source.seen for source in self._watched]
+            read = None if self._foreign is None else walk.read(self._foreign)
+            seen = [walk.read(stage).checksum for stage in self._watched]
             batch = item(part)
             yield batch, (offset, read, seen, self._share(batch, part))
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from mpidist.errors import InputError
-from mpidist.input import structure
+from mpidist.input import structure, walks
 from mpidist.input.sharding import WHOLE, RowPart
 from mpidist.input.sources import explained, name_of
 from mpidist.input.stage import Derived, Item, Positions, Stage, cut, force
@@ -88,18 +88,17 @@ class Filter(Derived):
         super().__post_init__()
         self.length = None
         self.indexed = False
-        #: The checksum of the numbers of the elements kept.
-        self.seen = 0
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
         return itertools.islice(self._kept(epoch), start, None)
 
     def _kept(self, epoch: int) -> Iterator[Item]:
-        self.seen = 0
+        walk, kept = walks.current(), 0  # a checksum of the numbers of the elements kept
         for number, item in enumerate(self.child.items(epoch)):
             element, stage = item(), self.child if self.child.indexed else self
             if _called("filter", self.predicate, element, partial(stage.place, epoch, number)):
-                self.seen = zlib.crc32(number.to_bytes(8, "little"), self.seen)
+                kept = zlib.crc32(number.to_bytes(8, "little"), kept)
+                walk.note(self, walks.Read(checksum=kept))
                 yield partial(cut, element) if self.batched else partial(_given, element)
 
     def place(self, epoch: int, position: int) -> str:

@@ -21,8 +21,8 @@ from mpidist.input.dataset import Dataset
 from mpidist.input.feeds import END, Feed, InputPosition, on_all_ranks, require_same
 from mpidist.input.options import AutoShardPolicy
 from mpidist.input.sharding import Share
-from mpidist.input.sources import Read
 from mpidist.input.stage import Stage
+from mpidist.input.walks import Read, Walk
 
 #: The vote of a rank at a step: it has nothing; it knows shapes; it has a batch, whose rows are added.
 _NOTHING, _SHAPES, _BATCH = range(3)
@@ -194,10 +194,9 @@ class FunctionFeed(_OwnFeed):
 
     def open(self, position: InputPosition) -> Iterator[tuple[Any, Any]]:
         first, *read = self._next(position)
-        if self._foreign is not None:
-            self._foreign.expected = Read(*read) if position.handed is not None else None
-        for offset, item in self._stage.batches_from(position.epoch, first):
-            seen = Read() if self._foreign is None else self._foreign.read
+        walk = Walk(None if self._foreign is None or position.handed is None else Read(*read))
+        for offset, item in walk.through(self._stage.batches_from(position.epoch, first)):
+            seen = Read() if self._foreign is None else walk.read(self._foreign)
             yield item(), (offset, seen.rows, seen.checksum)
 
     def _next(self, position: InputPosition) -> Sequence[int]:

@@ -9,7 +9,6 @@ import math
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,9 +16,10 @@ import numpy
 
 from mpidist import arrays
 from mpidist.errors import InputError
-from mpidist.input import structure
+from mpidist.input import structure, walks
 from mpidist.input.sharding import WHOLE, RowPart
 from mpidist.input.stage import ArraySpec, Item, Positions, Stage, as_array, cut, row_spec, shown
+from mpidist.input.walks import Read
 
 #: A checksum covers about so many values of every array or list, and values of these types.
 _MOST_CHECKED, _PLAIN = 64, (bool, int, float, str, bytes)
@@ -83,7 +83,6 @@ class Generated(Stage):
         self, generator_fn: Callable[..., Iterable[Any]], args: tuple[Any, ...] = (), signature: Any = None
     ) -> None:
         self.generator_fn, self.args, self.signature = generator_fn, args, signature
-        self.seen = 0
         self._walked: Any = None
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
@@ -93,7 +92,7 @@ class Generated(Stage):
                 f"the generator {name_of(self.generator_fn)} has returned the same {type(elements).__name__} again, of "
                 "which elements were taken before: make a new one in the function, at every call"
             )
-        self._walked, self.seen = elements, 0
+        self._walked, walk, seen = elements, walks.current(), 0
         for number in itertools.count():
             try:
                 element = next(elements)
@@ -103,7 +102,8 @@ class Generated(Stage):
                 raise InputError(
                     f"the generator {name_of(self.generator_fn)} failed at element {number}: {explained(error)}"
                 ) from error
-            self.seen = checksum_of(element, self.seen)
+            seen = checksum_of(element, seen)
+            walk.note(self, Read(checksum=seen))
             if number >= start:
                 yield partial(self._converted, structure.map_leaves(_kept, element), number)
 
@@ -134,18 +134,11 @@ class Foreign(Stage):
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = batches
         self.length = length_of(batches)
-        self.read = Read()
-        self.expected: Read | None = None
         self._begun = False
 
-    @property
-    def seen(self) -> int:
-        """The checksum of the batches read."""
-        return self.read.checksum
-
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
-        given, self.read = self.batches, Read()
-        expected, self.expected = self.expected, None
+        given, walk, read = self.batches, walks.current(), Read()
+        expected = walk.expected
         if isinstance(given, Iterator):
             if self._begun:
                 raise InputError(f"a {type(given).__name__} can be walked through once, and it was: {_AGAIN}")
@@ -154,9 +147,10 @@ class Foreign(Stage):
         number = -1
         for number, batch in enumerate(given):
             if number == start and expected is not None:
-                _check_passed(given, start, expected, self.read, is_told)
+                _check_passed(given, start, expected, read, is_told)
             converted = self._converted(batch, number)
-            self.read = self.read.after(converted)
+            read = Read(read.rows + structure.first_length(converted), checksum_of(converted, read.checksum))
+            walk.note(self, read)
             if number >= start:
                 yield partial(self._cut, converted, number)
         if number + 1 < start:
@@ -193,18 +187,6 @@ class Foreign(Stage):
         if isinstance(self.batches, Iterator):
             raise TypeError(f"a {type(self.batches).__name__} does not tell what it will give: it has no element_spec")
         return super().spec()
-
-
-@dataclass(frozen=True)
-class Read:
-    """What was read of somebody else's batches."""
-
-    rows: int = 0
-    checksum: int = 0
-
-    def after(self, batch: Any) -> Read:
-        """Return it with one batch more."""
-        return Read(self.rows + structure.first_length(batch), checksum_of(batch, self.checksum))
 
 
 def _tell_epoch(batches: Any, epoch: int) -> bool:

@@ -156,6 +156,23 @@ def test_batches_that_differ_between_ranks_are_refused_on_all_of_them(make):
     assert set(raised.value.rank_errors) == {0, 1, 2}
 
 
+@pytest.mark.parametrize("make", [
+    lambda: Dataset.from_generator(lambda: range(12)).batch(4),
+    lambda: Dataset.range(24).filter(lambda x: x % 2 == 0).batch(4),
+    lambda: Dataset.range(24).batch(4).filter(lambda x: x[0] % 8 == 0),
+])  # fmt: skip
+def test_a_look_at_the_data_on_one_rank_is_no_part_of_what_is_compared(make):
+    def rank():
+        strategy, dataset, seen = MultiWorkerMirroredStrategy(), make(), 0
+        for part in strategy.experimental_distribute_dataset(dataset):
+            if strategy.extended.replica_id == 1:
+                next(iter(dataset))
+            seen += len(part)
+        return seen
+
+    assert sum(run_ranks(2, rank)) == 12
+
+
 class Tensor:
     """An array of another library."""
 
