@@ -14,9 +14,9 @@ from weakref import ref
 from mpidist.arrays import empty
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.persistent import UNLIKE, Bound
-from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
+from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment, Zeros
 from mpidist.collectives.reductions.in_place import bind_in_place
-from mpidist.collectives.reductions.lists import BoundList, OptionalList, Question, bind_list
+from mpidist.collectives.reductions.lists import BoundList, Question, bind_list
 from mpidist.collectives.reductions.plan import Signature
 from mpidist.collectives.reductions.results import Packed
 from mpidist.collectives.reductions.update import FusedUpdate
@@ -149,11 +149,8 @@ class Engine:
         prescale, postscale, none_as_zeros = adjustment
         seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         question = Question(op, None, self._bytes_per_pack, self._algorithm, False, prescale, postscale)
-
-        def bind(examples: Sequence[Any]) -> BoundList:
-            return bind_list(self._ranks, examples, question, seconds, in_memory_order=False, any_strides=True)
-
-        found: Bound = OptionalList(self._ranks, bind, tensors, op) if none_as_zeros else bind(tensors)
+        zeros = Zeros(tensors, op) if none_as_zeros else None
+        found = bind_list(self._ranks, tensors, question, seconds, in_memory_order=False, any_strides=True, zeros=zeros)
         found.timeout_seconds = seconds
         return found
 

@@ -13,10 +13,14 @@ class Handle:
     ----------
     finish : callable
         ``finish()`` carries the collective out and returns its results.
+    on_drop : callable, optional
+        ``on_drop()`` is called when the handle dies before it was waited for.
     """
 
-    def __init__(self, finish: Callable[[], Any]) -> None:
-        self._finish: Callable[[], Any] | None = finish
+    _finish: Callable[[], Any] | None = None
+
+    def __init__(self, finish: Callable[[], Any], on_drop: Callable[[], None] | None = None) -> None:
+        self._finish, self._on_drop = finish, on_drop
         self._results: Any = None
 
     def wait(self) -> Any:
@@ -29,6 +33,10 @@ class Handle:
             self._results = self._finish()
             self._finish = None
         return self._results
+
+    def __del__(self) -> None:
+        if self._finish is not None and self._on_drop is not None:
+            self._on_drop()
 
     def then(self, fn: Callable[[Any], Any]) -> Handle:
         """Return a handle whose results are ``fn(results)`` of this one's.  Local."""

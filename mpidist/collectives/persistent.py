@@ -54,7 +54,7 @@ class Bound:
     def __init__(self, caller: Communicator, call: Call) -> None:
         self.call = call
         self.timeout_seconds: float | None = None
-        self._caller = caller
+        self.caller = caller
         self._started = caller.started
         self._handle: _Start | None = None
 
@@ -102,7 +102,7 @@ class Bound:
         """Do what a call does; return `UNLIKE`, with nothing done, where the collective is not for such arrays."""
         if self._started.waiting:
             self._started.finish()
-        caller = self._caller
+        caller = self.caller
         turnstile = caller.control.turnstile
         turnstile.enter()
         try:
@@ -137,13 +137,13 @@ class Bound:
         """
         if self._handle is not None:
             raise RuntimeError(
-                f"{self._caller.control.own_name}: {self.call.what} is under way; "
+                f"{self.caller.control.own_name}: {self.call.what} is under way; "
                 "wait() for its handle before the next start, or bind a second one"
             )
         self.enter(arrays)  # `Handle.wait` may be called in another stream of the device
         self._handle = _Start(self, arrays, timeout_seconds)
         self._started.waiting.append(self._handle)
-        return StartedHandle(self._handle, self._caller)
+        return Handle(self._handle.wait, self._handle.warn)
 
     def finish(self) -> None:
         """Take note that what was started is over.  Local."""
@@ -154,7 +154,7 @@ class Bound:
         each = arrays if isinstance(arrays, (list, tuple)) else [arrays]
         got = listed(f"{getattr(one, 'dtype', type(one).__name__)}{list(getattr(one, 'shape', ()))}" for one in each)
         return UnlikeArraysError(
-            f"{self._caller.control.own_name}: {self.call.what} was bound to other arrays; got {got}; bind "
+            f"{self.caller.control.own_name}: {self.call.what} was bound to other arrays; got {got}; bind "
             "another one for such arrays, on all ranks"
         )
 
@@ -166,11 +166,24 @@ class Once(Bound):
     ----------
     move : callable, optional
         ``move(watch)`` moves the values and returns the results; None compares the calls only.
+    show : callable, optional
+        ``show()`` puts what is short where all ranks see it, before the call is begun.
     """
 
-    def __init__(self, caller: Communicator, call: Call, move: Callable[[Watch], Any] | None = None) -> None:
+    def __init__(
+        self,
+        caller: Communicator,
+        call: Call,
+        move: Callable[[Watch], Any] | None = None,
+        show: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(caller, call)
-        self._move = move
+        self._move, self._show = move, show
+
+    def fill(self, arrays: Any) -> bool:
+        if self._show is not None:
+            self._show()
+        return True
 
     def move(self, watch: Watch, arrays: Any) -> Any:
         """Move the values."""
@@ -198,6 +211,34 @@ class _Start:
             raise
         finally:
             self.arrays, self.is_over = None, True
+
+    def wait(self) -> Any:
+        """Carry out what was started, up to this one, and return the results.  Collective.
+
+        Errors as for a call of the bound object; RuntimeError where such an error was raised before, by an earlier call
+        of this or by the collective that carried this one out.
+        """
+        caller, what = self.bound.caller, self.bound.call.what
+        if not self.is_over:
+            caller.started.finish(self)
+        # the other ranks know of it as of an error in its call, not as of one in the present step
+        if self.error is not None:
+            if self.is_given_up:
+                raise self.error
+            raise RuntimeError(f"{what} failed before: {self.error}") from self.error
+        if not self.is_over:
+            raise RuntimeError(
+                f"{caller.control.own_name}: {what} is being carried out; a signal handler cannot wait for it"
+            )
+        return self.results
+
+    def warn(self) -> None:
+        """Say that nobody waits for it any more, unless it is over."""
+        if not self.is_over:
+            what = self.bound.call.what
+            self.bound.caller.control.warn(
+                f"the handle of {what} was dropped before wait(): the next collective finishes it"
+            )
 
     def give_up(self, why: BaseException) -> None:
         """Never carry it out."""
@@ -234,40 +275,3 @@ class Started:
         """Carry nothing out of what was started, since the step was ended by an error.  Local."""
         while self.waiting:
             self.waiting.popleft().give_up(why)
-
-
-class StartedHandle(Handle):
-    """A bound collective that was started."""
-
-    def __init__(self, start: _Start, caller: Communicator) -> None:
-        self._start = start
-        self._caller = caller
-
-    def wait(self) -> Any:
-        """Carry out what was started, up to this one, and return the results.
-
-        Collective: every rank waits for its handles, or makes a later call, in the same order.  A second call returns
-        the same results.  Errors as for a call of the bound object; RuntimeError where such an error was raised before,
-        by an earlier call of `wait` or by the collective that carried this one out.
-        """
-        if not self._start.is_over:
-            self._caller.started.finish(self._start)
-        error = self._start.error
-        # the other ranks know of it as of an error in its call, not as of one in the present step
-        if error is not None:
-            if self._start.is_given_up:
-                raise error
-            raise RuntimeError(f"{self._start.bound.call.what} failed before: {error}") from error
-        if not self._start.is_over:
-            raise RuntimeError(
-                f"{self._caller.control.own_name}: {self._start.bound.call.what} is being carried out; a signal "
-                "handler cannot wait for it"
-            )
-        return self._start.results
-
-    def __del__(self) -> None:
-        if not self._start.is_over:
-            what = self._start.bound.call.what
-            self._caller.control.warn(
-                f"the handle of {what} was dropped before wait(): the next collective finishes it"
-            )

@@ -66,12 +66,17 @@ class Zeros:
         self._kind = arrays.empty(0, self.counts.dtype, kind)
         self._zeros: dict[Any, Any] = {}
 
-    def filled(self, given: Sequence[Any]) -> list[Any]:
-        """Return a list without None, and the array of counts behind it.  Local."""
-        if len(given) != len(self._signatures):
-            raise ValueError(f"this all-reduce was bound to {len(self._signatures)} arrays, got {len(given)}")
+    def counted(self, given: Sequence[Any]) -> list[Any]:
+        """Return a list without None, and the array of counts behind it, which is made anew.  Local."""
+        found = self.filled(given)
         there = numpy.array([each is not None for each in given], self.counts.dtype)
         self.counts[...] = arrays.in_memory_of(self.counts, there)
+        return found
+
+    def filled(self, given: Sequence[Any]) -> list[Any]:
+        """Return a list without None, and the array of counts behind it, as it is.  Local."""
+        if len(given) != len(self._signatures):
+            raise ValueError(f"this all-reduce was bound to {len(self._signatures)} arrays, got {len(given)}")
         found = [
             self._zeros_of(*signature) if each is None else each
             for each, signature in zip(given, self._signatures, strict=True)
@@ -146,7 +151,7 @@ def adjusted(
     zeros = Zeros(examples, op) if none_as_zeros else None
 
     def fn(given: list[Any]) -> list[Any]:
-        values = given if zeros is None else zeros.filled(given)
+        values = given if zeros is None else zeros.counted(given)
         results = reduce(_times(values, prescale))
         results = _times(results, postscale)
         return results if zeros is None else zeros.emptied(results)

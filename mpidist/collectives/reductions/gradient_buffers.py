@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
 
@@ -17,7 +17,7 @@ import numpy
 
 from mpidist.arrays import wire_dtype
 from mpidist.collectives.call import Call
-from mpidist.collectives.persistent import Bound
+from mpidist.collectives.persistent import Once
 from mpidist.collectives.reductions.plan import Plan, Signature, build
 from mpidist.collectives.reductions.results import ResultSet
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
@@ -79,7 +79,7 @@ class GradientBuffers:
         self._dead: list[ref[Any]] = []
         self._results: list[ResultSet] = []
         self._ways: dict[tuple[int, str], list[BucketReduction]] = {}
-        self._calls: dict[str, _BoundBuffers] = {}
+        self._calls: dict[str, Call] = {}
         self._update_results: list[Any] | None = None
 
     def hand_out(self) -> list[Any]:
@@ -117,16 +117,15 @@ class GradientBuffers:
         TransportError, MemoryError
             On all ranks, which can go on: so many results are held that there is no memory for one more.
         """
-        bound = self._calls.get(op)
-        if bound is None:
+        if op not in self._calls:
             self._check(op)
-            bound = self._calls[op] = _BoundBuffers(self, op, self._ranks)
-        found = bound((), timeout_seconds)
+            self._calls[op] = self.call(f"all_reduce({op})", with_names=False)
+        found = Once(self._ranks, self._calls[op], partial(self._move, op), self._show_free)(None, timeout_seconds)
         if isinstance(found, Exception):
             raise found  # not inside the call, which all ranks have left in step
         return found
 
-    def fill(self) -> None:
+    def _show_free(self) -> None:
         """Show the other ranks to which results nobody refers on this one.  Local."""
         free = sum(1 << number for number, results in enumerate(self._results) if results.is_free())
         self._words(self._ranks.control.call + 1)[self._line][0] = free
@@ -135,7 +134,7 @@ class GradientBuffers:
         """Return by rank the word of a call in which it shows its free results."""
         return [table[:8].view(numpy.uint64) for table in self._segments.segments[call & 1]]
 
-    def move(self, watch: Watch, op: str) -> list[Any] | Exception:
+    def _move(self, op: str, watch: Watch) -> list[Any] | Exception:
         """Reduce the buffers into a result that no rank refers to; return why there is none."""
         free = reduce(operator.and_, [int(word[0]) for word in self._words(watch.call)])
         refused = self._more(watch) if free == 0 else None
@@ -207,26 +206,6 @@ class GradientBuffers:
             self._sum(index, each, "sum", 1, where)
             for index, (each, where) in enumerate(zip(self._update_results, targets, strict=True))
         ]
-
-
-class _BoundBuffers(Bound):
-    """The all-reduce of gradient buffers by one operation."""
-
-    def __init__(self, buffers: GradientBuffers, op: str, ranks: Communicator) -> None:
-        super().__init__(ranks, buffers.call(f"all_reduce({op})", with_names=False))
-        self._buffers, self._op = ref(buffers), op
-
-    def _alive(self) -> GradientBuffers:
-        found = self._buffers()
-        assert found is not None  # who calls this has them
-        return found
-
-    def fill(self, arrays: Any) -> bool:
-        self._alive().fill()
-        return True
-
-    def move(self, watch: Watch, arrays: Any) -> Any:
-        return self._alive().move(watch, self._op)
 
 
 def _nbytes(plan: Plan) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
+from mpidist.collectives.reductions.adjustment import Zeros
 from mpidist.collectives.reductions.plan import Plan
 from mpidist.device.memory import DeviceMemory
 
@@ -96,6 +97,35 @@ class ListIntake:
                 return False
             self.sources = sources
         return True
+
+
+class OptionalIntake:
+    """Lists in which any tensor may be None.
+
+    Parameters
+    ----------
+    zeros : Zeros
+        Stands in for these.
+    like : ListIntake
+        Takes the lists without None.
+    pack_whole : callable
+        Packs these, as ``like.pack`` does.
+    """
+
+    def __init__(self, zeros: Zeros, like: ListIntake, pack_whole: Callable[[Sequence[Any], Any], bool]) -> None:
+        self._zeros, self._like, self._pack = zeros, like, pack_whole
+
+    def takes(self, tensors: Sequence[Any]) -> bool:
+        """Whether the tensors that are there are like those it was bound for; ValueError for another number.  Local."""
+        return self._like.takes(self._zeros.filled(tensors))
+
+    def pack(self, tensors: Sequence[Any], slot: Any) -> bool:
+        """Pack the tensors, and which are there; return whether they are such.  Local."""
+        return self._pack(self._zeros.counted(tensors), slot)
+
+    def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """Return the tensors as contiguous ones, and which are there.  Local."""
+        return self._like.in_order(self._zeros.counted(tensors))
 
 
 class InPlaceIntake:

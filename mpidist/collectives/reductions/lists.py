@@ -1,11 +1,8 @@
-"""The all-reduce of a list of tensors, bound: one short array, short lists in one step, long ones piece by piece.
-
-`OptionalList` is for lists of which some ranks have not all arrays.
-"""
+"""The all-reduce of a list of tensors, bound: one short array, short lists in one step, long ones piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,9 +14,16 @@ from mpidist.collectives.handle import Handle
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.reductions.adjustment import Zeros, check_factors
-from mpidist.collectives.reductions.intake import ListIntake, pack
+from mpidist.collectives.reductions.intake import ListIntake, OptionalIntake, pack
 from mpidist.collectives.reductions.plan import Bucket, Plan, Signature, build
-from mpidist.collectives.reductions.reduction import BYTES_PER_TENSOR, BoundReduction, one_step, scale_of, ways_of
+from mpidist.collectives.reductions.reduction import (
+    BYTES_PER_TENSOR,
+    BoundReduction,
+    Intake,
+    one_step,
+    scale_of,
+    ways_of,
+)
 from mpidist.collectives.reductions.rows import Rows
 from mpidist.collectives.reductions.sinks import ResultSink
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
@@ -74,6 +78,7 @@ def bind_list(
     timeout_seconds: float | None = None,
     in_memory_order: bool = True,
     any_strides: bool = False,
+    zeros: Zeros | None = None,
 ) -> BoundList:
     """Return the all-reduce of lists like this one; no reference to the tensors is kept.
 
@@ -84,7 +89,11 @@ def bind_list(
         Whether a tensor may be taken in the order in which its axes lie in memory.
     any_strides : bool
         Whether lists that lie in memory otherwise are taken, too; a list of many short tensors is in any case.
+    zeros : Zeros, optional
+        Stands in for tensors that are None.
     """
+    if zeros is not None:
+        tensors = [*tensors, zeros.counts]
     op, names = question.op, question.names
     if names is not None and len(names) != len(tensors):
         raise ValueError(f"got {len(tensors)} tensors and {len(names)} names; give each tensor a name, or none")
@@ -98,7 +107,7 @@ def bind_list(
     multiplied = [(plan.signatures[each.tensors[0]][1], each.dtype) for each in plan.buckets]
     check_factors(question.prescale, question.postscale, multiplied, question.op)
     way = ranks.way(max((bucket.nbytes for bucket in plan.buckets), default=0), question.algorithm, on_host)
-    is_array = len(tensors) == 1 and nbytes <= _SHORT_BYTES and not question.is_packed
+    is_array = len(tensors) == 1 and nbytes <= _SHORT_BYTES and not question.is_packed and zeros is None
     is_array = is_array and {tensors[0].dtype} == {plan.buckets[0].dtype, plan.buckets[0].result}
     segment = one_step(ranks, plan, way, tensors[0].shape if is_array else None) if on_host else None
     is_array = is_array and segment is not None
@@ -124,8 +133,11 @@ def bind_list(
     # MPI's own all-reduce is quicker where values and results lie apart.
     is_apart = on_host and way.algorithm == "native"
     ways = ways_of(ranks, plan, way, segment, on_host, memory, reduction, is_apart)
-    sink = ResultSink(plan, like, question.is_packed)
-    bound = BoundReduction(ranks, call, plan, ways, like, sink, memory, question.prescale, scale, pack_checked)
+    sink = ResultSink(plan, like, question.is_packed, zeros)
+    intake: Intake = like
+    if zeros is not None:
+        intake, pack_checked = OptionalIntake(zeros, like, pack_checked or like.pack), None
+    bound = BoundReduction(ranks, call, plan, ways, intake, sink, memory, question.prescale, scale, pack_checked)
     bound.question = question
     return bound
 
@@ -220,48 +232,3 @@ def _check_kinds(tensors: Sequence[Any], ranks: Communicator) -> None:
         )
     if ranks.size > 1 and tensors and ranks.devices.memory(tensors[0]) is None:
         arrays.check_memory(tensors[0], ranks.transport.memory, ranks.transport.name)
-
-
-class OptionalList(Bound):
-    """The all-reduce of lists like one list, in which any array may be None.
-
-    Which arrays are there goes along with the reduction, as one more array of the list.
-
-    Parameters
-    ----------
-    bind : callable
-        ``bind(examples)`` returns the all-reduce of lists like `examples`.
-    examples : sequence of array
-        The list with all of its arrays.
-    op : str
-        ``"sum"`` or ``"mean"``.
-    """
-
-    def __init__(
-        self, ranks: Communicator, bind: Callable[[Sequence[Any]], BoundList], examples: Sequence[Any], op: str
-    ) -> None:
-        self._zeros = Zeros(examples, op)
-        self._all = bind([*examples, self._zeros.counts])
-        self._given: list[Any] = []
-        self.nbytes = self._all.nbytes
-        super().__init__(ranks, self._all.call)
-
-    def enter(self, given: Sequence[Any]) -> None:
-        """Begin work on the arrays that are there.  Local."""
-        self._all.enter([each for each in given if each is not None])
-
-    def fill(self, given: Sequence[Any]) -> bool:
-        """Return whether this is for such a list.  Local."""
-        self.enter(given)  # what marks those that are there is of the call before, too
-        self._given = self._zeros.filled(given)
-        return self._all.fill(self._given)
-
-    def move(self, watch: Watch, given: Sequence[Any]) -> list[Any]:
-        """Move the values, and return the results: None where all ranks had None."""
-        filled, self._given = self._given, []
-        return self._zeros.emptied(self._all.move(watch, filled))
-
-    def forget(self) -> None:
-        """Keep no arrays.  Local."""
-        self._given = []
-        self._all.forget()

@@ -210,7 +210,7 @@ class BoundReduction(Bound):
 
     def enter(self, arrays: Sequence[Any]) -> None:
         if self._memory is not None:
-            self._memory.enter(arrays)
+            self._memory.enter([each for each in arrays if each is not None])
 
     def fill(self, tensors: Sequence[Any]) -> bool:
         if self._one_step is None:

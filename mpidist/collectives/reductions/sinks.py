@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
+from mpidist.collectives.reductions.adjustment import Zeros
 from mpidist.collectives.reductions.intake import ListIntake
 from mpidist.collectives.reductions.plan import Plan
 from mpidist.collectives.reductions.results import ResultSet
@@ -26,10 +27,12 @@ class ResultSink:
     ----------
     is_packed : bool
         Whether they are handed out as they were packed.
+    zeros : Zeros, optional
+        What stood in for tensors that are None.
     """
 
-    def __init__(self, plan: Plan, like: ListIntake, is_packed: bool) -> None:
-        self._plan, self._like, self._is_packed = plan, like, is_packed
+    def __init__(self, plan: Plan, like: ListIntake, is_packed: bool, zeros: Zeros | None = None) -> None:
+        self._plan, self._like, self._is_packed, self._zeros = plan, like, is_packed, zeros
         self._sets: list[ResultSet] = []
 
     def place(self, tensors: Sequence[Any]) -> ResultSet:
@@ -37,7 +40,11 @@ class ResultSink:
         for results in self._sets:
             if results.is_free():
                 return results
-        results = ResultSet(self._plan, self._like.kind, self._like.sources.orders, is_packed=self._is_packed)
+        orders = self._like.sources.orders
+        if self._zeros is None:
+            results = ResultSet(self._plan, self._like.kind, orders, is_packed=self._is_packed)
+        else:
+            results = _OptionalResults(self._zeros, self._plan, self._like.kind, orders)
         results.settle()
         self._sets = [*self._sets, results][-_KEPT_SETS:]
         return results
@@ -45,6 +52,18 @@ class ResultSink:
     def free(self) -> None:
         """Keep no buffers.  Local."""
         self._sets = []
+
+
+class _OptionalResults(ResultSet):
+    """Results of lists in which tensors may be None."""
+
+    def __init__(self, zeros: Zeros, *like: Any) -> None:
+        super().__init__(*like)
+        self._zeros = zeros
+
+    def hand_out(self) -> list[Any]:
+        """Return the results, None where all ranks had None."""
+        return self._zeros.emptied(super().hand_out())
 
 
 class InPlaceSink:

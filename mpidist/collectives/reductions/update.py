@@ -14,9 +14,9 @@ import numpy
 from mpidist import arrays
 from mpidist.arrays import wire_dtype
 from mpidist.collectives.call import Call
-from mpidist.collectives.persistent import Bound
+from mpidist.collectives.persistent import Once
 from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
-from mpidist.collectives.reductions.plan import Bucket, Plan, build
+from mpidist.collectives.reductions.plan import Plan, build
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.chooser import ONE_PACK
 from mpidist.collectives.ways.pieces import Pieces, SeenByAll, Transform
@@ -129,16 +129,16 @@ class PlannedUpdate:
         self._ranks = ranks
         self._timeout_seconds = timeout_seconds
         self._copies: dict[int, Any] = {}
-        self._in_buffers: tuple[GradientBuffers, _BoundUpdate] | None = None
+        self._in_buffers: tuple[GradientBuffers, Call, list[BucketReduction]] | None = None
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
         # Where all see the parameters, nothing is handed over; who has gone through a bucket has waited for the others.
         self._targets = [SeenByAll(bucket.offsets) for bucket in plan.buckets] if in_one_copy else self._pieces
-        reductions = self._bind(way)
+        self._reductions = self._bind(way)
         packs = [(way.label, bucket.nbytes) for bucket in plan.buckets]
-        self._bound = _BoundUpdate(ranks, Call("apply_gradients", plan.signatures, packs), reductions)
+        self._call = Call("apply_gradients", plan.signatures, packs)
         self.slices = [
             Slice(bucket.tensors, pieces, bucket.dtype, reduction.owned)
-            for bucket, pieces, reduction in zip(plan.buckets, self._pieces, reductions, strict=True)
+            for bucket, pieces, reduction in zip(plan.buckets, self._pieces, self._reductions, strict=True)
         ]
 
     def _bind(self, way: Way) -> list[BucketReduction]:
@@ -177,22 +177,23 @@ class PlannedUpdate:
         """
         buffers = self._ranks.in_shared_memory.get(id(gradients[0]))
         if buffers is not None and buffers.holds(gradients):
-            bound = self._bound_in(buffers)
+            _, call, reductions = self._of_buffers(buffers)
         else:
-            bound, gradients = self._bound, self._contiguous(gradients)
-        places = [self._parts_of(bucket, gradients, parameters) for bucket in self._plan.buckets]
-        bound((places, transforms, on_begin), self._timeout_seconds)
+            call, reductions, gradients = self._call, self._reductions, self._contiguous(gradients)
 
-    def _bound_in(self, buffers: GradientBuffers) -> _BoundUpdate:
-        """Return the update for gradients that lie in shared buffers.  Collective at first."""
+        def move(watch: Watch) -> None:
+            on_begin()
+            for bucket, reduction, transform in zip(self._plan.buckets, reductions, transforms, strict=True):
+                sources = [gradients[each] for each in bucket.tensors]
+                reduction.run(watch, sources, [parameters[each] for each in bucket.tensors], transform)
+
+        Once(self._ranks, call, move)(None, self._timeout_seconds)
+
+    def _of_buffers(self, buffers: GradientBuffers) -> tuple[GradientBuffers, Call, list[BucketReduction]]:
+        """Return call and reductions of gradients that lie in shared buffers.  Collective at first."""
         if self._in_buffers is None or self._in_buffers[0] is not buffers:
-            bound = _BoundUpdate(self._ranks, buffers.call("apply_gradients"), buffers.updates(self._targets))
-            self._in_buffers = buffers, bound
-        return self._in_buffers[1]
-
-    @staticmethod
-    def _parts_of(bucket: Bucket, gradients: Sequence[Any], parameters: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        return [gradients[each] for each in bucket.tensors], [parameters[each] for each in bucket.tensors]
+            self._in_buffers = buffers, buffers.call("apply_gradients"), buffers.updates(self._targets)
+        return self._in_buffers
 
     def _contiguous(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """Return the gradients in the order of their axes, as parameters lie; those that are not are copied."""
@@ -230,17 +231,3 @@ class PlannedUpdate:
         """Return views of what this rank keeps for bucket `index`, one for each span that it owns.  Local."""
         stops = numpy.cumsum([0] + [stop - start for start, stop in self.slices[index].owned]).tolist()
         return [values[a:b] for a, b in zip(stops[:-1], stops[1:], strict=True)]
-
-
-class _BoundUpdate(Bound):
-    """An update that is made in the reduction of its gradients."""
-
-    def __init__(self, ranks: Communicator, call: Call, reductions: Sequence[BucketReduction]) -> None:
-        super().__init__(ranks, call)
-        self._reductions = reductions
-
-    def move(self, watch: Watch, step: tuple[Any, Sequence[Transform], Callable[[], None]]) -> None:
-        places, transforms, on_begin = step
-        on_begin()
-        for reduction, (gradients, parameters), transform in zip(self._reductions, places, transforms, strict=True):
-            reduction.run(watch, gradients, parameters, transform)
