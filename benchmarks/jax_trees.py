@@ -1,4 +1,7 @@
-"""What `mpidist.jax.reduce_tree` adds to a bare training step of JAX: ``mpidist run -n 2 benchmarks/jax_trees.py``.
+"""What `mpidist.jax.reduce_tree` adds to a bare training step of JAX.
+
+    mpidist run -n 2 -m benchmarks.jax_trees
+    mpidist run -n 2 -m benchmarks.jax_trees --save benchmarks/results    # adds to .../jax_trees-2.json
 
 One step is the gradient and SGD's update, each jitted, of a perceptron with tanh; each rank has a batch of its own.
 Four steps take turns, so that all see the same machine: *bare* without communication, *ours* with `reduce_tree`,
@@ -24,6 +27,7 @@ import numpy  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
 import mpidist.jax  # noqa: E402
+from benchmarks.suite.saved import add_launch  # noqa: E402
 
 #: Widths of the layers, and rows of a rank's batch, by name.
 MODELS = {
@@ -99,12 +103,17 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=60)
-    turns = parser.parse_args().turns
-    for name in MODELS:
-        shown = timed(name, turns if "25" not in name else max(1, turns // 4))
+    parser.add_argument("--case", default="", help="only models with this in their name")
+    parser.add_argument("--save", metavar="FOLDER", help="add the launch to the results there")
+    options = parser.parse_args()
+    rows = {}
+    for name in [each for each in MODELS if options.case in each]:
+        rows[name] = shown = timed(name, options.turns if "25" not in name else max(1, options.turns // 4))
         if MPI.COMM_WORLD.rank == 0:
             cells = ", ".join(f"{kind} {value:.3f}" for kind, value in shown.items())
             print(f"{name} on {MPI.COMM_WORLD.size} ranks: {cells} ms", flush=True)
+    if options.save and MPI.COMM_WORLD.rank == 0:
+        add_launch(options.save, "jax_trees", "jax", {"milliseconds": rows})
 
 
 if __name__ == "__main__":

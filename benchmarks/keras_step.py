@@ -1,6 +1,7 @@
 """What distributing a Keras model adds to a training step, beside the reduction itself.
 
-    KERAS_BACKEND=torch mpidist run -n 2 benchmarks/keras_step.py
+    KERAS_BACKEND=torch mpidist run -n 2 -m benchmarks.keras_step
+    KERAS_BACKEND=jax mpidist run -n 2 -m benchmarks.keras_step --save benchmarks/results    # .../keras_step-jax-2.json
 
 Each rank trains a model of its own on its rows, then all ranks train one model on the global batches.  The seam is what
 is left: distributed - alone - reduction, of which the reduction is measured inside the steps, with its waiting for the
@@ -26,7 +27,12 @@ import keras  # noqa: E402
 import numpy  # noqa: E402
 
 import mpidist  # noqa: E402
+from benchmarks.suite.saved import add_launch  # noqa: E402
 from mpidist.frameworks.keras.classes import replica_of  # noqa: E402
+from mpidist.world import world_communicator  # noqa: E402
+
+#: Width of the layers of models of 9 and 150 thousand, 2.2 and 25 million parameters: how many times fewer steps.
+WIDTHS = {64: 1, 350: 2, 1450: 10, 4960: 50}
 
 
 def make_model(width: int) -> keras.Model:
@@ -86,33 +92,50 @@ def quickest_step(model: keras.Model, x: Any, y: Any, batch_size: int, epochs: i
     return rest / steps * 1e3, reduction / steps * 1e3
 
 
+def measured(width: int, steps: int, rows: int, epochs: int, rounds: int) -> tuple[int, dict[str, float]]:
+    """Return the number of parameters of a model, and milliseconds of its steps.  Collective."""
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    replicas = strategy.num_replicas_in_sync
+    x = numpy.random.default_rng(0).normal(size=(rows * steps, 64)).astype("float32")
+    y = numpy.random.default_rng(1).integers(0, 10, len(x))
+    alone, together = compiled(make_model(width)), strategy.distribute(compiled(make_model(width)))
+    own = slice(0, len(x) // replicas)
+    lone, shared = [], []
+    for _ in range(rounds):
+        lone.append(quickest_step(alone, x[own], y[own], rows // replicas, epochs)[0])
+        shared.append(quickest_step(together, x, y, rows, epochs))
+    rest, reduction = min(shared)
+    found = {"alone": min(lone), "distributed": rest + reduction, "reduction": reduction, "seam": rest - min(lone)}
+    return together.count_params(), found
+
+
 def main() -> None:
+    """Measure the models; rank 0 prints a line for each.  Collective."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--width", type=int, help="of the layers of one model, in place of three models")
     parser.add_argument("--rows", type=int, default=64, help="of a global batch")
     parser.add_argument("--steps", type=int, default=200, help="of an epoch")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--save", metavar="FOLDER", help="add the launch to the results there")
     given = parser.parse_args()
-    if keras.backend.backend() == "torch":
+    backend, communicator = keras.backend.backend(), world_communicator()
+    if backend == "torch":
         import torch
 
         torch.set_num_threads(1)
-    strategy = mpidist.MultiWorkerMirroredStrategy()
-    replicas = strategy.num_replicas_in_sync
-    x = numpy.random.default_rng(0).normal(size=(given.rows * given.steps, 64)).astype("float32")
-    y = numpy.random.default_rng(1).integers(0, 10, len(x))
-    alone, together = compiled(make_model(given.width)), strategy.distribute(compiled(make_model(given.width)))
-    own = slice(0, len(x) // replicas)
-    lone, shared = [], []
-    for _ in range(given.rounds):
-        lone.append(quickest_step(alone, x[own], y[own], given.rows // replicas, given.epochs)[0])
-        shared.append(quickest_step(together, x, y, given.rows, given.epochs))
-    if strategy.extended.is_chief:
-        rest, reduction = min(shared)
-        found = {"alone": min(lone), "distributed": rest + reduction, "reduction": reduction, "seam": rest - min(lone)}
-        facts = {"backend": keras.backend.backend(), "ranks": replicas, "parameters": together.count_params()}
-        print(json.dumps({**facts, "milliseconds a step": {name: round(value, 3) for name, value in found.items()}}))
+    models = WIDTHS if given.width is None else {given.width: 1}
+    measurements = {}
+    for width, fewer in models.items():
+        count, found = measured(width, max(given.steps // fewer, 3), given.rows, given.epochs, given.rounds)
+        measurements[f"{count} parameters"] = found
+        if communicator.rank == 0:
+            facts = {"backend": backend, "ranks": communicator.size, "parameters": count}
+            print(
+                json.dumps({**facts, "milliseconds a step": {name: round(value, 3) for name, value in found.items()}})
+            )
+    if given.save and communicator.rank == 0:
+        add_launch(given.save, "keras_step", "keras", {"milliseconds": measurements}, backend)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -38,8 +36,8 @@ from mpi4py import MPI  # noqa: E402
 import mpidist.torch  # noqa: E402
 from benchmarks.peers.torch import started  # noqa: E402
 from benchmarks.suite.ranks import Ranks  # noqa: E402
+from benchmarks.suite.saved import add_launch  # noqa: E402
 from benchmarks.torch_models import CASES, Case  # noqa: E402
-from mpidist.commands.machine import machine  # noqa: E402
 from mpidist.world import world_communicator  # noqa: E402
 
 _cross_entropy = torch.nn.functional.cross_entropy
@@ -211,17 +209,7 @@ def main() -> None:
             if communicator.rank == 0:
                 print(line(name, rows[name]), flush=True)
     if options.save and communicator.rank == 0:
-        save(Path(options.save), communicator.size, {"optimizer": options.optimizer, "seconds": rows})
-
-
-def save(folder: Path, size: int, launch: dict[str, Any]) -> None:
-    """Add a launch to the file of results for so many ranks, or begin one."""
-    path = folder / f"torch_steps-{size}.json"
-    command = ["run", "-n", str(size), "-m", "benchmarks.torch_steps", "--save", "benchmarks/results"]
-    found = json.loads(path.read_text()) if path.exists() else {"command": command, "launches": []}
-    about = {"mpi": world_communicator().transport.library, "torch": torch.__version__, **machine()}
-    found["launches"].append({"machine": about, **launch})
-    path.write_text(json.dumps(found, indent=1) + "\n")
+        add_launch(options.save, "torch_steps", "torch", {"optimizer": options.optimizer, "seconds": rows})
 
 
 if __name__ == "__main__":
