@@ -84,7 +84,8 @@ def given_allocation(environ: Mapping[str, str] | None = None) -> Allocation | N
                 shares = scheduler.read(environ)
                 ranks, components = len(shares), 1
                 if scheduler.name == "Slurm":
-                    ranks = _slurm_ranks(environ, shares)
+                    # the tasks asked for; where none were, its variables of tasks count CPUs, but for this one
+                    ranks = max(slurm_tasks(environ), len(shares))
                     components = component_count(environ) or 1
             except (OSError, ValueError) as error:
                 raise ClusterResolutionError(f"the hosts of {scheduler.name}'s job cannot be read: {error}") from error
@@ -133,11 +134,6 @@ def _for_each(hosts: list[str], name: str, environ: Mapping[str, str]) -> list[i
     if len(found) != len(hosts):
         raise ValueError(f"{name}={environ[name]} is for {len(found)} hosts, and there are {len(hosts)}: {hosts}")
     return found
-
-
-def _slurm_ranks(environ: Mapping[str, str], shares: Mapping[str, HostShare]) -> int:
-    """Return the tasks that were asked for; where none were, its variables of tasks count CPUs, but for this one."""
-    return max(slurm_tasks(environ), len(shares))
 
 
 def _pbs(environ: Mapping[str, str]) -> dict[str, HostShare]:

@@ -50,7 +50,10 @@ class ClusterSpec:
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
         """Return job -> list of addresses, or job -> {index: address} where indices are missing."""
-        return {job: list(tasks.values()) if _is_dense(tasks) else dict(tasks) for job, tasks in self._jobs.items()}
+        return {
+            job: list(tasks.values()) if list(tasks) == list(range(len(tasks))) else dict(tasks)
+            for job, tasks in self._jobs.items()
+        }
 
     @property
     def jobs(self) -> list[str]:
@@ -119,10 +122,6 @@ def _index(job: str, index: object) -> int:
     if is_text or (isinstance(index, int) and not isinstance(index, bool) and index >= 0):
         return int(index)  # type: ignore[call-overload]
     raise ValueError(f"the indices of the tasks of job {job!r} must be integers of 0 or more, got {index!r}")
-
-
-def _is_dense(tasks: Mapping[int, str]) -> bool:
-    return list(tasks) == list(range(len(tasks)))
 
 
 def _listed(names: Mapping[str, object] | Mapping[int, str]) -> str:
