@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpidist.cluster.hostlist import expand_hostlist, expand_tasks_per_node
+from mpidist.cluster.hostlist import expand_hostlist, expand_tasks_per_node, short_host
 from mpidist.errors import ClusterResolutionError
 
 
@@ -55,7 +55,7 @@ class Allocation:
 
     def share_of(self, host: str) -> HostShare | None:
         """Return what the job has of a host, by its name with or without a domain; None of a host that is not its."""
-        found = (share for name, share in self.shares.items() if _short(name) == _short(host))
+        found = (share for name, share in self.shares.items() if short_host(name) == short_host(host))
         return next(found, None)
 
 
@@ -164,7 +164,3 @@ SCHEDULERS = (
     AllocationSource("LSF", "LSB_JOBID", "LSB_MCPU_HOSTS", _lsf),
     AllocationSource("Grid Engine", "JOB_ID", "PE_HOSTFILE", _grid_engine),
 )
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0]
