@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 import numpy
@@ -13,6 +13,7 @@ from mpidist import context, transports
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.handle import Handle
+from mpidist.collectives.persistent_all_reduce import BoundAllReduce
 from mpidist.collectives.reductions.plan import Signature
 from mpidist.compression import Compression
 from mpidist.compression.coded_list import CodedList
@@ -25,16 +26,6 @@ from mpidist.world import launched_communicator
 
 #: ``reduce(arrays)`` puts reduced values in place of a list's own.
 InPlace = Callable[[Sequence[Any]], Any]
-
-
-class HostReduction(Protocol):
-    """An all-reduce bound to lists of host arrays."""
-
-    def __call__(self, arrays: Any) -> Any:
-        """Return the results; ValueError for other arrays, where nothing is done.  Collective."""
-
-    def start(self, arrays: Any) -> Any:
-        """Return a handle, whose ``wait()`` returns the results.  Collective."""
 
 
 class Replicas:
@@ -69,7 +60,7 @@ class Replicas:
 
     def bind(
         self, arrays: Sequence[Any], op: str, names: Sequence[str], compression: Compression | None = None
-    ) -> HostReduction:
+    ) -> BoundAllReduce:
         """Return the all-reduce of lists like this one, to new arrays.
 
         Collective: every rank calls it in the same order.

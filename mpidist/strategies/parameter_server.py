@@ -115,7 +115,9 @@ class ParameterServerStrategy(Strategy):
         if communicator.size > 1 and communicator.rank == 0:
             print(self._roles.table(communicator.topology.hosts), file=sys.stderr, flush=True)
         number = self._roles.number_of(self._rank)
-        self._connections = _connected(self._whole, self._roles, self._rank) if communicator.size > 1 else {}
+        self._connections = (
+            open_connections(self._whole, _peers(self._roles, self._rank)) if communicator.size > 1 else {}
+        )
         own_world = _own_world(self._roles, self._whole, number)
         task = self._roles.tasks[self._rank]
         if task.type == "ps":
@@ -231,11 +233,6 @@ def _check_push_dtype(push_dtype: Any) -> None:
         raise ValueError(f"push_dtype must be a dtype such as 'float16', got {push_dtype!r}: {error}") from error
     if dtype.kind not in "fV":  # ml_dtypes' floats, bfloat16 for one, are of kind V
         raise ValueError(f"push_dtype must be a dtype of floats such as 'float16', got {push_dtype!r}")
-
-
-def _connected(whole: transports.World, roles: Roles, rank: int) -> dict[int, Connection]:
-    """Return the connections of a rank.  Collective."""
-    return open_connections(whole, _peers(roles, rank))
 
 
 def _peers(roles: Roles, rank: int) -> list[int]:
