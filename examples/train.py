@@ -49,7 +49,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--split", type=int, default=0, help="which rows are kept for the test")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps; 0: after all epochs")
     parser.add_argument("--save-parameters", metavar="FILE", help="write the trained parameters to a .npz file")
-    parser.add_argument("--report", metavar="DIR", help="write a page about the training there; MPIDIST_TRACE=DIR too")
+    parser.add_argument("--report", metavar="DIR", help="write DIR/report.html, a page about the training")
     arguments = parser.parse_args(argv)
     if arguments.resume and not arguments.checkpoint:
         parser.error("--resume needs --checkpoint DIR")

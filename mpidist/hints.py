@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.abc import MetaPathFinder
 from typing import NoReturn
 
@@ -112,9 +112,15 @@ def _advice(module: str, name: str) -> str:
     names = _names_of(module)
     lowered = {public.lower(): public for public in names}
     alike = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.75)
-    meant = f"; did you mean {lowered[alike[0]]!r}?" if alike else ""
+    spelt = f"; did you mean {lowered[alike[0]]!r}?" if alike else ""
     has = f"; {module} has {', '.join(names)}" if "." in module else ""
-    return meant + has
+    return spelt + has
+
+
+def meant(word: str, known: Collection[str]) -> str:
+    """Return which of the known words was perhaps meant, else all of them: the end of a sentence."""
+    alike = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {alike[0]}?" if alike else f"expected one of {', '.join(sorted(known))}"
 
 
 class _HintingFinder(MetaPathFinder):

@@ -16,7 +16,7 @@ def add_launch(folder: str, name: str, package: str, launch: dict[str, Any], *op
     communicator = world_communicator()
     path = Path(folder) / f"{'-'.join([name, *options])}-{communicator.size}.json"
     command = ["run", "-n", str(communicator.size), "-m", f"benchmarks.{name}", "--save", "benchmarks/results"]
-    found = json.loads(path.read_text()) if path.exists() else {"command": command, "launches": []}
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"command": command, "launches": []}
     about = {"mpi": communicator.transport.library, package: version(package), **machine()}
     found["launches"].append({"machine": about, **launch})
     path.write_text(json.dumps(found, indent=1) + "\n")

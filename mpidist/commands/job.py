@@ -197,7 +197,10 @@ def find_problems(scheduler: Scheduler, text: str) -> list[str]:
     """Return what is wrong with a script, each in one line; programs that are not here find nothing."""
     problems = [_problem(("bash", "-n", "/dev/stdin"), text), _problem(("shellcheck", "-"), text)]
     if scheduler.check:
-        problems.append(_problem(scheduler.check, text))
+        said = _problem(scheduler.check, text)
+        if scheduler.out_of_reach and re.search(scheduler.out_of_reach, said, re.IGNORECASE):
+            said = f"{scheduler.title} cannot be reached from here, and has not checked the script: {said}"
+        problems.append(said)
     return [problem for problem in problems if problem]
 
 

@@ -38,6 +38,8 @@ class Scheduler:
         The same of the tasks of an array, as a pattern of the shell.
     check : tuple of str
         Checks a script without submitting it; empty where there is no such command.
+    out_of_reach : str
+        A pattern of what `check` says, in any letters, where the machine has the commands and not the scheduler.
     reads_script : bool
         Whether `submit` reads the script from its standard input.
     plugins : mapping
@@ -57,6 +59,7 @@ class Scheduler:
     output: str
     array_output: str = ""
     check: tuple[str, ...] = ()
+    out_of_reach: str = ""
     reads_script: bool = False
     plugins: Mapping[str, str] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
@@ -88,6 +91,7 @@ SCHEDULERS = {
         output="{name}-{job}.out",
         array_output="{name}-{job}_*.out",
         check=("sbatch", "--test-only"),
+        out_of_reach="could not establish a configuration source|unable to contact slurm controller",
         plugins=PLUGINS,
     ),
     "pbs": Scheduler(

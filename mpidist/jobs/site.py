@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mpidist.hints import meant
 
 NAME = "mpidist.toml"
 #: The tables of a file, one for each command that takes defaults.
@@ -44,16 +45,10 @@ def read_site(
         for key, value in _table(path, table).items():
             option = key.replace("_", "-")
             if option not in known:
-                raise ValueError(f"{path}: [{table}] has no option {key!r}; {_hint(option, known)}")
+                raise ValueError(f"{path}: [{table}] has no option {key!r}; {meant(option, known)}")
             found.pop(option, None)
             found[option] = Default(_texts(path, key, value, option in flags), path)
     return found
-
-
-def _hint(word: str, known: Collection[str]) -> str:
-    """Return which word was perhaps meant, else all of them."""
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(known))}"
 
 
 def _table(path: Path, name: str) -> dict[str, Any]:
@@ -66,7 +61,7 @@ def _table(path: Path, name: str) -> dict[str, Any]:
         raise ValueError(f"{path} is no TOML: {error}") from None
     for key, value in document.items():
         if key not in TABLES:
-            raise ValueError(f"{path} has no table {key!r}; {_hint(key, TABLES)}")
+            raise ValueError(f"{path} has no table {key!r}; {meant(key, TABLES)}")
         if not isinstance(value, dict):
             raise ValueError(f"{path}: {key!r} is {value!r}; expected a table that begins with the line [{key}]")
     table: dict[str, Any] = document.get(name, {})

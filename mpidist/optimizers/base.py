@@ -8,11 +8,13 @@ carried out, and whether as one, is the strategy's affair (`updates`).
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NoReturn, TypedDict, TypeVar
 
 from mpidist import context
+from mpidist.hints import meant
 from mpidist.optimizers.clipping import Clipping
 from mpidist.optimizers.gradient_stages import GradientStages
 from mpidist.optimizers.gradients import checked_gradients, place_of_call
@@ -94,7 +96,10 @@ class Optimizer(Rule):
         gradient_accumulation_steps: int | None = None,
         loss_scale_factor: float | None = None,
         skip_nonfinite: bool = False,
+        **unknown: NoReturn,
     ) -> None:
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no option {(name := min(unknown))!r}; {self._meant(name)}")
         super().__init__(learning_rate, weight_decay, clipvalue)
         loss_scale = LossScale(1.0 if loss_scale_factor is None else loss_scale_factor)
         clipping = Clipping(clipnorm, clipvalue, global_clipnorm)
@@ -103,6 +108,10 @@ class Optimizer(Rule):
         # What was looked at last, and where: the same list needs no other look there.
         self._checked: tuple[Any, VariableList | None] = (None, None)
         self._updates = context.get_strategy().extended.updates(self, None)
+
+    def _meant(self, name: str) -> str:
+        taken = [each for of in (type(self), Optimizer) for each in inspect.signature(of).parameters.values()]
+        return meant(name, {each.name for each in taken if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)})
 
     @property
     def elementwise(self) -> bool:

@@ -207,7 +207,7 @@ def _summary(ranks: Mapping[int, RankNotes], traced: Mapping[int, RankTrace]) ->
         "rows a second, all ranks": _rate(sum(filter(None, rates))) if is_whole else "-",
         "slowest rank": "-" if (slowest := _slowest(traced)) is None else str(slowest),
         "checkpoints saved": str(len(chief.of("saved", earlier=True))),
-        "end": "reached" if all(each.has_ended for each in ranks.values()) else "not reached",
+        "finished": "yes" if all(each.has_ended for each in ranks.values()) else "no",
     }
     cards = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in found.items())
     return f'<dl class="cards">{cards}</dl>'

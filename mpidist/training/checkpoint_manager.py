@@ -167,17 +167,22 @@ class CheckpointManager:
         newest_first = together(lambda: [str(path) for path in reversed(self.checkpoints)], what)
         if is_chief:
             self._owner.found(map(Path, newest_first), self)
-        reasons = []
+        reasons: dict[str, str] = {}  # without the path -> with the newest path that it is true of
         for path in newest_first:
             try:
                 self.checkpoint.restore_here(path)
                 return Path(path)
             except CheckpointError as error:
-                reasons.append(str(error))
+                first = reasons.setdefault(str(error).replace(path, ""), str(error))
                 if is_chief:
-                    _log.warning("%s; trying the checkpoint before it", error)
+                    shown = error if first == str(error) else f"checkpoint {path}: the same"
+                    _log.warning("%s; trying the checkpoint before it", shown)
         if reasons:
-            raise CheckpointError(f"no checkpoint in {self.directory} can be restored: " + listed(reasons, "; "))
+            number = f"all {len(newest_first)} have the same fault" if len(reasons) == 1 < len(newest_first) else ""
+            raise CheckpointError(
+                f"no checkpoint in {self.directory} can be restored{number and ', ' + number}: "
+                f"{listed(reasons.values(), '; ')}. To train anew, use another directory, or move these files away"
+            )
         return None
 
     def _next_number(self) -> int:

@@ -156,6 +156,24 @@ def test_what_the_scheduler_says_about_the_script_is_shown(capsys, folder):
     assert error == "mpidist job: sbatch --test-only: sbatch: error: --test-only #!/bin/bash: not available\n"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "sbatch: fatal: Could not establish a configuration source",
+        "allocation failure: Unable to contact slurm controller (connect failure)",
+    ],
+)
+def test_a_slurm_out_of_reach_is_no_fault_of_the_script(capsys, folder, said):
+    """Such as on a workstation that has the commands: sbatch's words alone read like a finding about the script."""
+    program = folder / "bin" / "sbatch"
+    program.write_text(f'#!/bin/bash\necho "{said}" >&2\nexit 1\n')
+    program.chmod(0o755)
+    job.main(["slurm", "train.py"])
+    error = capsys.readouterr().err
+    begin = "mpidist job: Slurm cannot be reached from here, and has not checked the script: sbatch --test-only: "
+    assert error == f"{begin}{said}\n"
+
+
 def test_every_option_is_on_the_page_of_help():
     page = job.parser().format_help()
     assert [name for name in OPTIONS if f"--{name} " not in page] == []

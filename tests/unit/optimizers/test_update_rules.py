@@ -374,3 +374,16 @@ def test_a_gradient_of_something_else_than_the_variable_is_refused(gradient, are
         given = IndexedSlices(gradient, [0, 1], (2, 1)) if are_rows else gradient
         optimizers.SGD(1.0).apply_gradients([(given, variable)])
     assert not variable.value.any()
+
+
+@pytest.mark.parametrize("family", ["SGD", "Adam", "AdamW", "Adagrad", "Ftrl", "RMSprop", "LARS", "LAMB"])
+def test_an_option_that_does_not_exist_is_refused_by_the_name_of_the_family(family):
+    with pytest.raises(TypeError, match=f"^{family} has no option 'clipnrom'; did you mean clipnorm\\?$"):
+        getattr(optimizers, family)(0.1, clipnrom=1.0)
+    with pytest.raises(TypeError, match=f"^{family} has no option 'lr'; expected one of .*, learning_rate, "):
+        getattr(optimizers, family)(lr=0.1)
+
+
+def test_options_of_a_family_are_meant_too():
+    with pytest.raises(TypeError, match=r"^SGD has no option 'momentun'; did you mean momentum\?$"):
+        optimizers.SGD(0.1, momentun=0.9)

@@ -80,7 +80,7 @@ def test_every_number_of_the_notes_is_on_the_page(tmp_path):
     assert table(html, "Checkpoints")[1:] == [["saved", "run/checkpoint-10.h5", "4 KB", "250 ms", "2.5 s"]]
     shown = text_of(html)
     assert "| ranks | 2 on 2 hosts | steps | 20 in 2 epochs | time | 4.5 s | rows a second, all ranks | 250 |" in shown
-    assert "| checkpoints saved | 1 | end | reached |" in shown
+    assert "| checkpoints saved | 1 | finished | yes |" in shown
     assert (
         "| loss | last 0.5, from 0.5 to 0.75 |" in shown and "| val_loss | last 0.625, from 0.625 to 0.8125 |" in shown
     )
@@ -155,7 +155,7 @@ def test_a_killed_training_has_all_lines_but_the_one_that_is_cut_off(tmp_path):
     html = page.render(tmp_path)
     shown = text_of(html)
     assert table(html, "Ranks")[1][2:4] == ["150", "300"]
-    assert "The last line of rank 0 is cut off." in shown and "| end | not reached |" in shown
+    assert "The last line of rank 0 is cut off." in shown and "| finished | no |" in shown
     assert "Rank 0 did not come to the end: it was killed, failed, or is still training." in shown
 
 

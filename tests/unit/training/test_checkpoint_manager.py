@@ -132,3 +132,26 @@ def test_the_generation_before_is_used_where_any_part_of_the_newest_is_damaged(t
 
     assert run_ranks(2, restore) == [("checkpoint-1.h5", [0, 1, 2])] * 2
     assert "checkpoint-2.h5 is" in caplog.text and "trying the checkpoint before it" in caplog.text
+
+
+def test_a_fault_of_every_checkpoint_is_told_once(tmp_path, caplog):
+    """As after a change of the model: three times the same list of shapes hides what is to be done."""
+
+    def save():
+        manager, _ = manager_of(tmp_path)
+        for number in (1, 2, 3):
+            manager.save(number)
+
+    run_ranks(1, save)
+
+    def restore():
+        wider = mpidist.Variable(numpy.zeros(5), name="v")
+        mpidist.CheckpointManager(mpidist.Checkpoint(v=wider), tmp_path, 3).restore_or_initialize()
+
+    (raised,) = run_ranks(1, lambda: pytest.raises(CheckpointError, restore))
+    message = str(raised.value)
+    assert message.count("float64[3]") == caplog.text.count("float64[3]") == 1
+    assert f"no checkpoint in {tmp_path} can be restored, all 3 have the same fault: checkpoint " in message
+    assert message.endswith(". To train anew, use another directory, or move these files away")
+    for number in (1, 2):
+        assert f"checkpoint {tmp_path}/checkpoint-{number}.h5: the same; trying" in caplog.text
