@@ -224,8 +224,8 @@ test-cluster: $(VENV)/.installed
 
 # where no Slurm can be started it says so and fails; plain pytest skips these tests then
 test-slurm: $(VENV)/.installed $(MPICH_VENV)/.installed
-	$(VENV)/bin/python -m pytest -q tests/slurm $(REQUIRE:%=%-slurm)
-	$(MPICH_VENV)/bin/python -m pytest -q tests/slurm $(REQUIRE:%=%-slurm)
+	$(VENV)/bin/python -m pytest -q -o faulthandler_timeout=240 tests/slurm $(REQUIRE:%=%-slurm)
+	$(MPICH_VENV)/bin/python -m pytest -q -o faulthandler_timeout=240 tests/slurm $(REQUIRE:%=%-slurm)
 
 # where no hosts can be made it says so and fails; plain pytest skips these tests then
 test-netns: $(VENV)/.installed $(MPICH_VENV)/.installed
