@@ -25,6 +25,7 @@ from mpidist.parameter_server.client.local_client import LocalClient
 from mpidist.parameter_server.consistency import Consistency
 from mpidist.parameter_server.placement import Placement
 from mpidist.parameter_server.server.server import Server
+from mpidist.runtime.output import say
 from mpidist.strategies import server_cluster
 from mpidist.strategies.base import Strategy
 from mpidist.strategies.parameter_server_extended import GroupExtended, ServedExtended, SingleExtended
@@ -113,7 +114,7 @@ class ParameterServerStrategy(Strategy):
         self._name_vital_ranks()
         self._cluster_resolver = cluster_resolver or self._described(communicator)
         if communicator.size > 1 and communicator.rank == 0:
-            print(self._roles.table(communicator.topology.hosts), file=sys.stderr, flush=True)
+            say(self._roles.table(communicator.topology.hosts))
         number = self._roles.number_of(self._rank)
         self._connections = (
             open_connections(self._whole, _peers(self._roles, self._rank)) if communicator.size > 1 else {}
