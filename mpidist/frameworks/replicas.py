@@ -11,10 +11,11 @@ import numpy
 
 from mpidist import context, transports
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.early_sums import EarlySums
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent_all_reduce import BoundAllReduce
-from mpidist.collectives.reductions.plan import Signature
+from mpidist.collectives.reductions.plan import Plan, Signature
 from mpidist.compression import Compression
 from mpidist.compression.coded_list import CodedList
 from mpidist.compression.compressed import bind_all_reduce, is_coded
@@ -113,6 +114,17 @@ class Replicas:
                 array[...] = result
 
         return reduce_in_place
+
+    def early_plan(self, signatures: Sequence[Signature], op: str, number: int) -> Plan | None:
+        """Return the buckets whose sums may be begun early, see `Engine.early_plan`.  Local."""
+        engine = None if self.size == 1 else self._engine()
+        return None if engine is None else engine.early_plan(signatures, op, number)
+
+    def bind_early(self, plan: Plan, number: int, more: Signature, flags: int) -> EarlySums:
+        """Return the early sums of what `early_plan` returned; all ranks have agreed.  Local."""
+        engine = self._engine()
+        assert engine is not None
+        return engine.bind_early(plan, number, more, flags)
 
     def _engine(self) -> Engine | None:
         """Return the engine of these ranks; None where the strategy reduces in a way of its own."""
