@@ -40,6 +40,8 @@ KINDS = ["module", "optimizer"]
 def two_nodes(monkeypatch):
     """A world in which the ranks of this machine are on two nodes; short models have several buckets in it."""
     monkeypatch.setattr(early_sums, "_LEAST_BUCKET_BYTES", 64)
+    monkeypatch.setattr(early_sums, "_SUMS_TIMED", 0)
+    monkeypatch.setattr(early_sums, "_LEAST_COPIES", 0.0)
     monkeypatch.setenv("MPIDIST_VIRTUAL_NODES", "2")
     with mpidist.new_world(MPI.COMM_WORLD):
         assert world().topology.node_count == min(2, world().size)
@@ -456,6 +458,10 @@ def test_check_sums_tell_what_is_changed():
     values = numpy.arange(1, 1025, dtype=numpy.float32)
     for changed in (values * numpy.float32(0.5), values.clip(0, 1023), values + numpy.float32(1), values * 0):
         assert _check_sum(changed) != _check_sum(values)
+    signs = numpy.tile(numpy.array([1, 1, -1, -1], numpy.float32), 1 << 14)
+    for whole in (signs, signs[:1024]):  # a plain sum of their bits stays as it is
+        assert _check_sum(-whole) != _check_sum(whole)
+    assert _check_sum(signs[2:-2]) != _check_sum(signs[4:])
     odd = numpy.arange(5, dtype=numpy.float16)
     assert _check_sum(odd) == _check_sum(odd.copy())
     assert _check_sum(odd) != _check_sum(odd[::-1].copy())

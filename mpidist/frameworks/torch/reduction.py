@@ -14,6 +14,7 @@ gradients, as it would in one process.  A replica that makes no backward pass jo
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from weakref import WeakMethod, WeakSet, ref
 import numpy
 import torch
 
+from mpidist.collectives.early_sums import SumTimes
+from mpidist.collectives.reductions.plan import Plan
 from mpidist.compression import Compression
 from mpidist.errors import CollectiveMismatchError, listed, quoted
 from mpidist.frameworks.replicas import Replicas
@@ -149,6 +152,8 @@ class GradientReduction:
         self._crossed = crossing.count()
         self._number = replicas.next_number()
         self._may_overlap = overlaps
+        self._sum_times = SumTimes()
+        self._planned: tuple[Any, Plan | None] = None, None
         self.overlap: Overlap | None = None
         self._bind(trainable(named()))
 
@@ -356,16 +361,25 @@ class GradientReduction:
                 self._may_overlap &= overlap.gradients is not bound
         plan = self._plan(bound) if self.overlap is None else None
         bound.keeps_apart[0] = plan is None
+        begun = time.perf_counter()
         sparse = bound.reduce(op, scale, compared)
+        if not self._sum_times.are_known:
+            self._sum_times.note(time.perf_counter() - begun)
         if plan is not None and not bound.keeps_apart[0]:
             self.overlap = Overlap(self.replicas, bound, plan, self._number, WeakMethod(self._gives_all))
         return sparse
 
-    def _plan(self, bound: GradientList) -> Any:
-        """Return the buckets that may be reduced in backward passes from now on; None where this rank cannot.  Local"""
+    def _plan(self, bound: GradientList) -> Plan | None:
+        """Return the buckets to be reduced in backward passes; None where that cannot be, or is no gain.  Local."""
         if not (self._may_overlap and bound.is_plain and self._passes == 1 and self.joining is None):
             return None
-        return self.replicas.early_plan(bound.signatures[::-1], self.op, self._number)
+        if not self._sum_times.are_known:
+            return None
+        if self._planned[0] is not bound:
+            plan = self.replicas.early_plan(bound.signatures[::-1], self.op, self._number)
+            is_gain = plan is not None and self._sum_times.are_long(sum(each.nbytes for each in plan.buckets))
+            self._planned = bound, plan if is_gain else None
+        return self._planned[1]
 
     def _tell(self, notes: Any, given: _Given, is_own: bool, is_unowned: bool) -> None:
         """Set what this replica tells the others.  Local."""
