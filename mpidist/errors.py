@@ -185,6 +185,11 @@ def listed(items: Iterable[str], separator: str = ", ", most: int = 8) -> str:
     return separator.join(found[:most]) + more
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things for a message: ``1 rank``, ``2 ranks``.  Local."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def quoted(value: object) -> str:
     """Return a value for a message, in one line: of a long one the beginning and the end.  Local."""
     try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpidist.cluster.hostlist import expand_hostlist, expand_tasks_per_node
+from mpidist.cluster.hostlist import expand_hostlist, expand_tasks_per_node, short_host
 from mpidist.errors import ClusterResolutionError
 
 
@@ -55,7 +55,7 @@ class Allocation:
 
     def share_of(self, host: str) -> HostShare | None:
         """Return what the job has of a host, by its name with or without a domain; None of a host that is not its."""
-        found = (share for name, share in self.shares.items() if _short(name) == _short(host))
+        found = (share for name, share in self.shares.items() if short_host(name) == short_host(host))
         return next(found, None)
 
 
@@ -84,7 +84,8 @@ def given_allocation(environ: Mapping[str, str] | None = None) -> Allocation | N
                 shares = scheduler.read(environ)
                 ranks, components = len(shares), 1
                 if scheduler.name == "Slurm":
-                    ranks = _slurm_ranks(environ, shares)
+                    # the tasks asked for; where none were, its variables of tasks count CPUs, but for this one
+                    ranks = max(slurm_tasks(environ), len(shares))
                     components = component_count(environ) or 1
             except (OSError, ValueError) as error:
                 raise ClusterResolutionError(f"the hosts of {scheduler.name}'s job cannot be read: {error}") from error
@@ -135,11 +136,6 @@ def _for_each(hosts: list[str], name: str, environ: Mapping[str, str]) -> list[i
     return found
 
 
-def _slurm_ranks(environ: Mapping[str, str], shares: Mapping[str, HostShare]) -> int:
-    """Return the tasks that were asked for; where none were, its variables of tasks count CPUs, but for this one."""
-    return max(slurm_tasks(environ), len(shares))
-
-
 def _pbs(environ: Mapping[str, str]) -> dict[str, HostShare]:
     """Return the shares by a file with a line for each rank."""
     lines = Path(environ["PBS_NODEFILE"]).read_text().split()
@@ -168,7 +164,3 @@ SCHEDULERS = (
     AllocationSource("LSF", "LSB_JOBID", "LSB_MCPU_HOSTS", _lsf),
     AllocationSource("Grid Engine", "JOB_ID", "PE_HOSTFILE", _grid_engine),
 )
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0]

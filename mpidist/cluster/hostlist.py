@@ -72,3 +72,8 @@ def _alternatives(bracket: str, hostlist: str) -> list[str]:
             raise ValueError(f"host list {hostlist!r}: the range {part!r} in {bracket!r} runs backwards")
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return numbers
+
+
+def short_host(host: str) -> str:
+    """Return a host's name without its domain."""
+    return host.partition(".")[0]

@@ -45,4 +45,5 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if launcher.rank != 0:
         time.sleep(_PATIENCE_SECONDS)
     if launcher.rank == 0 or not launcher.local_rank:
-        print(f"mpidist: {kind.__name__}: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"mpidist: {kind.__name__}: {error}\n")  # in one piece, as `say`
+        sys.stderr.flush()

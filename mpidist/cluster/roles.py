@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from numbers import Integral
 
-from mpidist.cluster.spec import ClusterSpec, Task
+from mpidist.cluster.spec import ClusterSpec, Task, named, task_count
 
 #: The jobs a task may belong to.
 ROLES = ("chief", "worker", "ps", "evaluator")
@@ -25,7 +25,7 @@ def validate(cluster_spec: ClusterSpec, task_type: str | None = None, task_id: i
     if task_type in cluster_spec.jobs:
         _check_id(task_type, task_id, cluster_spec.num_tasks(task_type))
     elif task_type != "evaluator":
-        raise ValueError(f"task type {task_type!r} is not in the cluster; its jobs are {_names(cluster_spec.jobs)}")
+        raise ValueError(f"task type {task_type!r} is not in the cluster; its jobs are {named(cluster_spec.jobs)}")
 
 
 def is_chief(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> bool:
@@ -44,7 +44,7 @@ def id_in_cluster(cluster_spec: ClusterSpec, task_type: str, task_id: int) -> in
     """Return the task's place among the tasks that train together: the chief first, then the workers.  Local."""
     validate(cluster_spec, task_type, task_id)
     _check_trains(task_type)
-    return task_id + (_count(cluster_spec, "chief") if task_type == "worker" else 0)
+    return task_id + (task_count(cluster_spec, "chief") if task_type == "worker" else 0)
 
 
 def worker_count(cluster_spec: ClusterSpec, task_type: str) -> int:
@@ -53,7 +53,7 @@ def worker_count(cluster_spec: ClusterSpec, task_type: str) -> int:
     _check_trains(task_type)
     if task_type == "evaluator":
         return 1  # there is never a second one, and the cluster need not list it
-    return _count(cluster_spec, "chief") + _count(cluster_spec, "worker")
+    return task_count(cluster_spec, "chief") + task_count(cluster_spec, "worker")
 
 
 def parse_roles(text: str, size: int) -> tuple[Task, ...]:
@@ -120,9 +120,9 @@ def _check_single(job: str, count: int) -> None:
 def _check_jobs(cluster_spec: ClusterSpec) -> None:
     unknown = [job for job in cluster_spec.jobs if job not in ROLES]
     if unknown:
-        raise ValueError(f"the cluster has unknown jobs {_names(unknown)}; known are {', '.join(ROLES)}")
+        raise ValueError(f"the cluster has unknown jobs {named(unknown)}; known are {', '.join(ROLES)}")
     for job in _SINGLE:
-        _check_single(job, _count(cluster_spec, job))
+        _check_single(job, task_count(cluster_spec, job))
 
 
 def _check_id(task_type: str, task_id: int | None, count: int) -> None:
@@ -135,11 +135,3 @@ def _check_trains(task_type: str | None) -> None:
         raise ValueError(f"the task type is None, expected one of {', '.join(ROLES)}")
     if task_type == "ps":
         raise ValueError("a ps has no place among the workers: it holds variables and computes nothing")
-
-
-def _count(cluster_spec: ClusterSpec, job: str) -> int:
-    return cluster_spec.num_tasks(job) if job in cluster_spec.jobs else 0
-
-
-def _names(jobs: Iterable[str]) -> str:
-    return ", ".join(map(repr, jobs)) or "none"

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from mpidist.cluster.allocation import component_count, het_group_option
-from mpidist.cluster.hostlist import expand_hostlist
+from mpidist.cluster.hostlist import expand_hostlist, short_host
 from mpidist.cluster.roles import number_roles, parse_roles
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.cluster.topology import Topology
+from mpidist.errors import counted
 
 #: How many ranks make a worker: so many, or those of a node.
 RanksPerWorker = int | str
@@ -69,7 +70,7 @@ class Roles:
             rows.append((_range("rank", members[0], members[-1]), _named(job, first, last) + of, host))
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         lines = [f"  {row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}" for row in rows]
-        return "\n".join([f"roles of {_plural(len(self.tasks), 'rank')} ({self.source}):", *lines])
+        return "\n".join([f"roles of {counted(len(self.tasks), 'rank')} ({self.source}):", *lines])
 
     def _ranks_each(self, members: Sequence[int]) -> str:
         sizes = {len(ranks) for ranks in self.trainers if set(ranks) & set(members)}
@@ -178,11 +179,11 @@ def component_of_rank(topology: Topology, environ: Mapping[str, str]) -> list[in
     ]
     if len(lists) < 2 or not all(lists):
         return []
-    hosts_of = [[_short(host) for host in expand_hostlist(text or "")] for text in lists]
+    hosts_of = [[short_host(host) for host in expand_hostlist(text or "")] for text in lists]
     component_of = {host: number for number, hosts in enumerate(hosts_of) for host in hosts}
     if len(component_of) < sum(map(len, hosts_of)):
         return []
-    found = [component_of.get(_short(host)) for host in topology.hosts]
+    found = [component_of.get(short_host(host)) for host in topology.hosts]
     known = [each for each in found if each is not None]
     return known if len(known) == topology.size else []
 
@@ -248,9 +249,9 @@ def _impossible(jobs: Mapping[str, int], size: int, source: str, ranks_per_worke
     asked = ", ".join(f"{count} {job}" for job, count in jobs.items() if count) or "nothing"
     split = possible_split(size, num_ps, ranks_per_worker)
     larger = 1 + length + num_ps
-    start = f"`mpidist run -n {larger} SCRIPT` (1 chief, {_plural(length, 'worker rank')}, {num_ps} ps)"
-    here = f"With {_plural(size, 'rank')}, MPIDIST_ROLES={split} is possible; or start " if split else "Start "
-    return f"Asked for ({source}): {asked}, of {_plural(size, 'rank')}. {here}{start}"
+    start = f"`mpidist run -n {larger} SCRIPT` (1 chief, {counted(length, 'worker rank')}, {num_ps} ps)"
+    here = f"With {counted(size, 'rank')}, MPIDIST_ROLES={split} is possible; or start " if split else "Start "
+    return f"Asked for ({source}): {asked}, of {counted(size, 'rank')}. {here}{start}"
 
 
 def _check_ranks_per_worker(value: RanksPerWorker) -> None:
@@ -274,12 +275,3 @@ def _named(job: str, first: int, last: int) -> str:
 
 def _range(noun: str, first: int, last: int) -> str:
     return f"{noun} {first}" if first == last else f"{noun}s {first}-{last}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _short(host: str) -> str:
-    """Return a host's name without its domain."""
-    return host.partition(".")[0]

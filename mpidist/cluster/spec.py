@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -50,7 +50,10 @@ class ClusterSpec:
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
         """Return job -> list of addresses, or job -> {index: address} where indices are missing."""
-        return {job: list(tasks.values()) if _is_dense(tasks) else dict(tasks) for job, tasks in self._jobs.items()}
+        return {
+            job: list(tasks.values()) if list(tasks) == list(range(len(tasks))) else dict(tasks)
+            for job, tasks in self._jobs.items()
+        }
 
     @property
     def jobs(self) -> list[str]:
@@ -69,7 +72,7 @@ class ClusterSpec:
         """Return the address of one task; ValueError when there is no such job or task."""
         tasks = self._tasks(job_name)
         if not isinstance(task_index, Integral) or isinstance(task_index, bool) or task_index not in tasks:
-            raise ValueError(f"no task {task_index!r} in job {job_name!r}; its tasks are {_listed(tasks)}")
+            raise ValueError(f"no task {task_index!r} in job {job_name!r}; its tasks are {named(tasks)}")
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
@@ -79,7 +82,7 @@ class ClusterSpec:
 
     def _tasks(self, job_name: str) -> dict[int, str]:
         if not isinstance(job_name, str) or job_name not in self._jobs:
-            raise ValueError(f"no job {job_name!r} in the cluster; its jobs are {_listed(self._jobs)}")
+            raise ValueError(f"no job {job_name!r} in the cluster; its jobs are {named(self._jobs)}")
         return self._jobs[job_name]
 
     def __bool__(self) -> bool:
@@ -121,9 +124,11 @@ def _index(job: str, index: object) -> int:
     raise ValueError(f"the indices of the tasks of job {job!r} must be integers of 0 or more, got {index!r}")
 
 
-def _is_dense(tasks: Mapping[int, str]) -> bool:
-    return list(tasks) == list(range(len(tasks)))
-
-
-def _listed(names: Mapping[str, object] | Mapping[int, str]) -> str:
+def named(names: Iterable[object]) -> str:
+    """Return jobs or indices for a message."""
     return ", ".join(map(repr, names)) or "none"
+
+
+def task_count(spec: ClusterSpec, job: str) -> int:
+    """Return how many tasks a job has; 0 where there is none of the name."""
+    return spec.num_tasks(job) if job in spec.jobs else 0

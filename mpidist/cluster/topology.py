@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from mpidist.errors import counted
+
 
 class Topology:
     """The nodes of a group of ranks, worked out from the ranks' hosts alone, so that all ranks agree on it.
@@ -72,8 +74,8 @@ class Topology:
     def describe(self) -> str:
         """Return a compact text: ``2 nodes x 4 ranks``, ``3 nodes: 3+3+2 ranks, cyclic``."""
         counts = [len(ranks) for ranks in self.ranks_of_node]
-        nodes = _plural(self.node_count, "node")
-        shape = f"{nodes} x {_plural(counts[0], 'rank')}" if self.is_uniform else f"{nodes}: {_folded(counts)} ranks"
+        nodes = counted(self.node_count, "node")
+        shape = f"{nodes} x {counted(counts[0], 'rank')}" if self.is_uniform else f"{nodes}: {_folded(counts)} ranks"
         return shape if self.placement == "block" else f"{shape}, {self.placement}"
 
     def __eq__(self, other: object) -> bool:
@@ -84,10 +86,6 @@ class Topology:
 
     def __repr__(self) -> str:
         return f"<Topology {self.describe()}>"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _folded(counts: Sequence[int]) -> str:

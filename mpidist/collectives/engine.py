@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from mpidist.arrays import empty
+from mpidist.collectives.call import Call
+from mpidist.collectives.early_sums import EarlySums, early_plan
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.persistent import UNLIKE, Bound
 from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment, Zeros
 from mpidist.collectives.reductions.in_place import bind_in_place
 from mpidist.collectives.reductions.lists import BoundList, Question, bind_list
-from mpidist.collectives.reductions.plan import Signature
+from mpidist.collectives.reductions.plan import Plan, Signature
 from mpidist.collectives.reductions.results import Packed
 from mpidist.collectives.reductions.update import FusedUpdate
+from mpidist.collectives.ways import selection
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
@@ -160,6 +163,21 @@ class Engine:
         Collective: every rank calls it in the same order.
         """
         return bind_in_place(self._ranks, signatures, op, self._algorithm, self.timeout_seconds, kind)
+
+    def early_plan(self, signatures: Sequence[Signature], op: str, number: int) -> Plan | None:
+        """Return the buckets of a list of this number whose sums are begun early; None where they cannot be.  Local.
+
+        They cannot where the user chose an algorithm.  All ranks must agree before they `bind_early`.
+        """
+        asked = {self._ranks.control.settings.algorithm, self._algorithm or selection.AUTO}
+        return early_plan(self._ranks, signatures, op, number) if asked <= {selection.AUTO, selection.PINNED} else None
+
+    def bind_early(self, plan: Plan, number: int, more: Signature, flags: int) -> EarlySums:
+        """Return the early sums of a list, see `EarlySums`; `more` tells the list from others.  Local."""
+        call = Call(f"all_reduce({plan.op}) that was begun early", [*plan.signatures, more])
+        found = EarlySums(self._ranks, plan, number, call, flags)
+        found.timeout_seconds = self.timeout_seconds
+        return found
 
     def reduce_in_place(self, arrays: Sequence[Any], op: str = "sum", name: str = "") -> None:
         """Reduce a few arrays in place, each of this name; errors as for `bind_in_place`.

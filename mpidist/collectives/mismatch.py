@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from mpidist.errors import CollectiveMismatchError, MergeCallError, listed
+from mpidist.errors import CollectiveMismatchError, MergeCallError, counted, listed
 
 #: What a rank says about its call: ``{"call": "all_reduce(sum)", "tensors": [[name, dtype, shape], ...], "packs":
 #: [[algorithm, bytes], ...]}``; packs where something is reduced.  A tensor without a dtype, named ``"what: value"``,
@@ -85,8 +85,10 @@ def _difference(ranks: list[int], got: Description, others: list[int], expected:
         if mine != theirs:
             first = f"tensor {index}: {who} passed {_tensor(mine)}, {whom} passed {_tensor(theirs)}"
             break
-    if len(_tensors(got)) != len(_tensors(expected)):
-        return f"{who} passed {_count(got)} to {got['call']}, {whom} passed {_count(expected)}; {first}"
+    count, expected_count = len(_tensors(got)), len(_tensors(expected))
+    if count != expected_count:
+        counts = counted(count, "tensor"), counted(expected_count, "tensor")
+        return f"{who} passed {counts[0]} to {got['call']}, {whom} passed {counts[1]}; {first}"
     if first:
         return f"in {got['call']}, {first}"
     if facts := _facts(who, got, whom, expected):
@@ -118,18 +120,13 @@ def _packs(description: Description) -> str:
     packs = description.get("packs", [])
     names = ", ".join(dict.fromkeys(name for name, _ in packs))
     sizes = ", ".join(str(nbytes) for _, nbytes in packs[:4]) + (", ..." if len(packs) > 4 else "")
-    return f"by {names} in {len(packs)} pack{'' if len(packs) == 1 else 's'} of {sizes} bytes"
+    return f"by {names} in {counted(len(packs), 'pack')} of {sizes} bytes"
 
 
 def _call(description: Description) -> str:
     tensors = _tensors(description)
     shown = ", ".join(_tensor(tensor) for tensor in tensors[:3])
     return f"{description['call']} on {shown}{', ...' if len(tensors) > 3 else ''}" if tensors else description["call"]
-
-
-def _count(description: Description) -> str:
-    count = len(_tensors(description))
-    return f"{count} tensor{'' if count == 1 else 's'}"
 
 
 def _tensor(tensor: Sequence[Any] | None) -> str:

@@ -13,14 +13,14 @@ from mpidist.collectives.persistent import UnlikeArraysError
 from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment, adjusted
 
 
-class _ListReduction(Protocol):
-    """What is called, or started, with a list of arrays."""
+class BoundAllReduce(Protocol):
+    """An all-reduce that is bound to lists of arrays."""
 
     def __call__(self, arrays: Any) -> Any:
-        """Return the results, None for other arrays."""
+        """Return the results; None, or ValueError, for other arrays, where nothing is done.  Collective."""
 
-    def start(self, arrays: Any) -> Handle:
-        """Return a handle."""
+    def start(self, arrays: Any) -> Any:
+        """Return a handle, whose ``wait()`` returns the results.  Collective."""
 
 
 class PersistentAllReduce:
@@ -43,7 +43,7 @@ class PersistentAllReduce:
 
     def __init__(
         self,
-        bind: Callable[[list[Any]], _ListReduction | None],
+        bind: Callable[[list[Any]], BoundAllReduce | None],
         reduce: Callable[[list[Any]], list[Any]],
         like: Any,
         array_of: Callable[[Any], Any],

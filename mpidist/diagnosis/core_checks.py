@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from mpidist.diagnosis.case import Case
 from mpidist.diagnosis.finding import Finding, ok, warn
+from mpidist.errors import counted
 
 
 def check_cores(case: Case) -> Iterator[Finding]:
@@ -17,25 +18,24 @@ def check_cores(case: Case) -> Iterator[Finding]:
             continue
         crowded = True
         if len(_union(case, ranks)) < first.machine_processors:
-            text = f"{len(ranks)} ranks are bound to {_n(cores, 'core')} of {first.machine_processors} processors"
+            text = f"{len(ranks)} ranks are bound to {counted(cores, 'core')} of {first.machine_processors} processors"
             yield warn(
                 f"{host}: {text}", f"srun --cpus-per-task=1 --cpu-bind=cores; mpirun -n {len(ranks)} --bind-to none"
             )
         else:
-            text = f"{len(ranks)} ranks share {_n(cores, 'core')}, and wait for each other's turn"
+            text = f"{len(ranks)} ranks share {counted(cores, 'core')}, and wait for each other's turn"
             yield warn(f"{host}: {text}", f"mpidist run -n {cores}; srun --ntasks-per-node={cores}")
     if not crowded:
         fewest = min(_cores(case, ranks) // len(ranks) for ranks in case.ranks_of_host.values())
-        yield ok(f"{_n(fewest, 'core')} a rank, {_bound(case)}")
+        yield ok(f"{counted(fewest, 'core')} a rank, {_bound(case)}")
 
 
 def _bound(case: Case) -> str:
     if any(len(each.processors) == each.machine_processors for each in case.ranks):
         return "not bound"
     counts = sorted({len(each.processors) for each in case.ranks})
-    return (
-        f"bound to {_n(counts[0], 'processor') if len(counts) == 1 else f'{counts[0]} to {counts[-1]} processors'} each"
-    )
+    several = f"{counts[0]} to {counts[-1]} processors"
+    return f"bound to {counted(counts[0], 'processor') if len(counts) == 1 else several} each"
 
 
 def check_threads(case: Case) -> Iterator[Finding]:
@@ -49,11 +49,11 @@ def check_threads(case: Case) -> Iterator[Finding]:
             continue
         crowded = True
         asked = case.ranks[ranks[0]].environ.get("OMP_NUM_THREADS", "not set")
-        which = f"{_n(len(ranks), 'rank')} x {threads} threads on {_n(cores, 'core')}"
+        which = f"{counted(len(ranks), 'rank')} x {threads} threads on {counted(cores, 'core')}"
         each = max(1, min(cores // len(ranks), own))
         yield warn(f"{host}: {which}, OMP_NUM_THREADS {asked}", f"export OMP_NUM_THREADS={each}")
     if not crowded and case.own.threads is not None:
-        yield ok(f"{_n(case.own.threads, 'thread')} of linear algebra a rank")
+        yield ok(f"{counted(case.own.threads, 'thread')} of linear algebra a rank")
 
 
 def _union(case: Case, ranks: list[int]) -> set[int]:
@@ -66,7 +66,3 @@ def _cores(case: Case, ranks: list[int]) -> int:
     if not first.processors:
         return max(1, first.core_count)
     return max(1, round(len(_union(case, ranks)) * first.core_count / len(first.processors)))
-
-
-def _n(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 import numpy
 
 from mpidist import context, transports
 from mpidist.collectives.communicator import Communicator
+from mpidist.collectives.early_sums import EarlySums
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.handle import Handle
-from mpidist.collectives.reductions.plan import Signature
+from mpidist.collectives.persistent_all_reduce import BoundAllReduce
+from mpidist.collectives.reductions.plan import Plan, Signature
 from mpidist.compression import Compression
 from mpidist.compression.coded_list import CodedList
 from mpidist.compression.compressed import bind_all_reduce, is_coded
@@ -25,16 +27,6 @@ from mpidist.world import launched_communicator
 
 #: ``reduce(arrays)`` puts reduced values in place of a list's own.
 InPlace = Callable[[Sequence[Any]], Any]
-
-
-class HostReduction(Protocol):
-    """An all-reduce bound to lists of host arrays."""
-
-    def __call__(self, arrays: Any) -> Any:
-        """Return the results; ValueError for other arrays, where nothing is done.  Collective."""
-
-    def start(self, arrays: Any) -> Any:
-        """Return a handle, whose ``wait()`` returns the results.  Collective."""
 
 
 class Replicas:
@@ -69,7 +61,7 @@ class Replicas:
 
     def bind(
         self, arrays: Sequence[Any], op: str, names: Sequence[str], compression: Compression | None = None
-    ) -> HostReduction:
+    ) -> BoundAllReduce:
         """Return the all-reduce of lists like this one, to new arrays.
 
         Collective: every rank calls it in the same order.
@@ -122,6 +114,17 @@ class Replicas:
                 array[...] = result
 
         return reduce_in_place
+
+    def early_plan(self, signatures: Sequence[Signature], op: str, number: int) -> Plan | None:
+        """Return the buckets whose sums may be begun early, see `Engine.early_plan`.  Local."""
+        engine = None if self.size == 1 else self._engine()
+        return None if engine is None else engine.early_plan(signatures, op, number)
+
+    def bind_early(self, plan: Plan, number: int, more: Signature, flags: int) -> EarlySums:
+        """Return the early sums of what `early_plan` returned; all ranks have agreed.  Local."""
+        engine = self._engine()
+        assert engine is not None
+        return engine.bind_early(plan, number, more, flags)
 
     def _engine(self) -> Engine | None:
         """Return the engine of these ranks; None where the strategy reduces in a way of its own."""

@@ -64,6 +64,9 @@ class _Places:
 class Copies:
     """Several copies of arrays in the places of one layout.  Who changes them has the write lock."""
 
+    #: The file that a server makes; None in private memory, and for a client.
+    _file: SharedFile | None = None
+
     def __init__(
         self, layout: Layout, places: _Places, arrays: Sequence[Sequence[Section]], count: int, memory: Any
     ) -> None:
@@ -83,6 +86,16 @@ class Copies:
         """Give new memory a number, and return it."""
         self._words[_TOKEN] = token = secrets.randbits(62)
         return token
+
+    @property
+    def path(self) -> str:
+        """Where clients map it; empty in private memory."""
+        return "" if self._file is None else self._file.path
+
+    def close(self) -> None:
+        """Take the way in away; whoever has mapped it keeps it."""
+        if self._file is not None:
+            self._file.unlink()
 
     def prepare(self, old: int, new: int, changed: Any) -> None:
         """Bring a copy up to date with another, but for the `changed` variables, which are going to be written."""
@@ -216,12 +229,9 @@ class Buffers(Variables):
 
     def __init__(self, layout: Layout, clients: int) -> None:
         places = places_of_variables(layout, clients)
-        self._file: SharedFile | None = None
         self._admitted: dict[int, bool] = {}
-        self.path = ""
         if clients:
             self._file = SharedFile(places.nbytes, reserved=places.bytes_of(1).stop)
-            self.path = self._file.path
         memory: Any = self._file.map() if self._file is not None else numpy.zeros(places.nbytes, numpy.uint8)
         super().__init__(layout, clients, memory)
         self.token = self._name()
@@ -260,11 +270,6 @@ class Buffers(Variables):
             raise NoCopy
         return copy
 
-    def close(self) -> None:
-        """Take the way in away; whoever has mapped it keeps it."""
-        if self._file is not None:
-            self._file.unlink()
-
 
 class SlotCopies(Copies):
     """The slots of one optimizer for the variables of one layout: two sides, or one that is written in place."""
@@ -299,7 +304,6 @@ class OwnSlotCopies(SlotCopies):
         self, layout: Layout, names: Sequence[str], sides: int, initial: Mapping[str, float], shares: bool
     ) -> None:
         places = _Places(layout, _slot_sections(layout, len(names)), sides, 0)
-        self._file: SharedFile | None = None
         if shares:
             with suppress(OSError):
                 self._file = SharedFile(places.nbytes, reserved=places.first)
@@ -311,11 +315,6 @@ class OwnSlotCopies(SlotCopies):
         for side in range(sides):
             self.versions[side][...] = _ABSENT
             self.finish(side)
-
-    @property
-    def path(self) -> str:
-        """Where clients map it; empty in private memory."""
-        return "" if self._file is None else self._file.path
 
     @property
     def keys(self) -> list[Key]:
@@ -357,11 +356,6 @@ class OwnSlotCopies(SlotCopies):
         for other in {*range(self.count)} - {side}:
             for name, array in self.of(key, other).items():
                 array[...] = self.of(key, side)[name]
-
-    def close(self) -> None:
-        """Take the way in away; whoever has mapped it keeps it."""
-        if self._file is not None:
-            self._file.unlink()
 
 
 def _slot_sections(layout: Layout, count: int) -> list[list[Section]]:

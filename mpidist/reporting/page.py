@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from mpidist.errors import listed
+from mpidist.errors import counted, listed
 from mpidist.reporting import notes
 from mpidist.reporting.chart import chart
 from mpidist.reporting.notes import Line, RankNotes
@@ -60,7 +60,7 @@ def render(folder: Path, most_bytes: float = math.inf) -> str:
     chief = ranks[min(ranks)]
     warnings = _items([*problems, *trace_problems, *_differences(ranks)])
     body = [
-        f"<h1>Training on {_count(len(chief.ranks), 'rank')}</h1>",
+        f"<h1>Training on {counted(len(chief.ranks), 'rank')}</h1>",
         f'<p class="quiet">{_when(chief.about["time"])}, {escape(str(folder))}</p>',
         f'<ul class="problems">{warnings}</ul>' if warnings else "",
         _summary(ranks, traced),
@@ -201,8 +201,8 @@ def _summary(ranks: Mapping[int, RankNotes], traced: Mapping[int, RankTrace]) ->
     is_whole = len(ranks) == len(chief.ranks) and None not in rates
     lines = chief.lines
     found = {
-        "ranks": f"{len(chief.ranks)} on {_count(len(hosts), 'host')}",
-        "steps": f"{last['step']} in {_count(last['epoch'] + 1, 'epoch')}" if last else "none noted",
+        "ranks": f"{len(chief.ranks)} on {counted(len(hosts), 'host')}",
+        "steps": f"{last['step']} in {counted(last['epoch'] + 1, 'epoch')}" if last else "none noted",
         "time": _duration(lines[-1]["seconds"]) if lines else "-",
         "rows a second, all ranks": _rate(sum(filter(None, rates))) if is_whole else "-",
         "slowest rank": "-" if (slowest := _slowest(traced)) is None else str(slowest),
@@ -300,10 +300,6 @@ def _percent(part: float, whole: float, unit: str = " %") -> str:
 
 def _rate(number: float) -> str:
     return f"{number:.0f}" if number >= 1000 else f"{number:.4g}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _duration(seconds: float) -> str:

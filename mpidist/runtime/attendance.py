@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from mpidist.errors import listed
 
 if TYPE_CHECKING:
     from mpidist.runtime.control import ControlChannel
@@ -40,11 +44,19 @@ class Attendance:
     def awaited(self, call: int, waited: float) -> str:
         """Return for whom a rank waits that has waited so many seconds in `call`, for messages."""
         if missing := self.missing(call):
-            return self._control.names(missing)
+            return self._control.names(missing) + self._of_nodes(missing)
         if silent := self.silent(call, waited):
             names = self._control.names(silent)
             return f"{names}, which came to this call and does not move on in it (stopped, swapped out, in a debugger)"
         return "a message (all ranks have come, and wait)"
+
+    def _of_nodes(self, missing: Sequence[int]) -> str:
+        """Return which nodes of several ranks have no other rank than these, for messages: such a node may be lost."""
+        hosts = Counter(self._control.hosts)
+        gone = Counter(self._control.hosts[rank] for rank in missing if rank < len(self._control.hosts))
+        nodes = [host for host, count in gone.items() if count == hosts[host] > 1]
+        down = "that node" if len(nodes) == 1 else "these nodes"
+        return f", all ranks of {listed(nodes)}: {down} may be down" if nodes else ""
 
     def deadline_text(self, what: str, call: int, waited: float) -> str:
         """Return the text of a deadline that has passed: who is missing, and what to do."""

@@ -23,7 +23,7 @@ _NOTE_BYTES = 1024
 _ALARM = 0
 _STATE, _PID, _START = 4, 5, 6
 #: What /proc says of a process that is ending, from its first moment on: on busy cores it may be long until it is gone.
-_ENDING = 0x4
+ENDING = 0x4
 _WAITING, _QUIET, _REQUEST, _LOOKED, _LABEL = 7, 8, 9, 10, 11
 
 
@@ -209,22 +209,29 @@ def start_time(pid: int) -> int | None:
     0 where the system has no /proc, so that callers fall back to asking whether the process exists.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rsplit(b")", 1)[1].split()
+        fields = stat_of(pid)
     except FileNotFoundError:
         return None if os.path.isdir("/proc/self") else 0
     except ProcessLookupError:
         return None
-    is_over = fields[0] in (b"Z", b"X") or int(fields[6]) & _ENDING
+    is_over = fields[0] in (b"Z", b"X") or int(fields[6]) & ENDING
     return None if is_over else int(fields[19])
+
+
+def stat_of(pid: int) -> list[bytes]:
+    """Return what Linux says of a process, from its state on; OSError where it is gone, or there is no /proc."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        # the name in parentheses may hold blanks and parentheses itself
+        return file.read().rpartition(b")")[2].split()
 
 
 def lives(pid: int, start: int) -> bool:
     """Return whether the process `pid` that began at `start` still runs; a start of 0 is not known."""
-    return start_time(pid) == start if start else _exists(pid)
+    return start_time(pid) == start if start else exists(pid)
 
 
-def _exists(pid: int) -> bool:
+def exists(pid: int) -> bool:
+    """Return whether a signal could be sent to the process `pid`: for systems without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -8,7 +8,6 @@ a `Messenger` carries the same facts.  Nothing here blocks, and nothing is done 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from mpidist.errors import (
@@ -25,6 +24,7 @@ from mpidist.runtime.attendance import Attendance
 from mpidist.runtime.board import StatusBoard, fence, needs_fence
 from mpidist.runtime.failures import Failures
 from mpidist.runtime.missed_calls import MissedCalls
+from mpidist.runtime.output import say
 from mpidist.runtime.stall import Arbiter, Messenger
 from mpidist.runtime.standoff import Standoffs
 from mpidist.runtime.turnstile import Turnstile
@@ -291,7 +291,7 @@ class ControlChannel:
 
     def warn(self, text: str) -> None:
         """Print a warning of this rank, now."""
-        print(f"mpidist: {self.own_name}: {text}", file=sys.stderr, flush=True)
+        say(f"mpidist: {self.own_name}: {text}")
 
     # -- the end of the channel ---------------------------------------------------------------------------------------
 

@@ -3,6 +3,9 @@
 A rank whose program raises posts its traceback on the control channel.  The others, who see it in their next wait, end
 quietly; then the failing rank prints, and aborts the job.  Where a failure has no rank that could print it (a killed
 rank, a deadline, a mismatch that all ranks raise), the lowest rank that raises prints for all.
+
+Ranks that fail each by an error of its own print one after the other.  What two print at a time, launchers pass on in
+pieces, mixed.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportTimeoutError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.failures import ENDED, is_consequence, last_line
+from mpidist.runtime.output import say
 
 #: How long a failing rank waits for the others to have printed their last, before it prints and aborts.
 _GRACE_SECONDS = 1.0
@@ -65,7 +69,8 @@ class ExitHooks:
         # After a death this rank keeps out of MPI until it has printed: MPICH may crash in it, and take the name along.
         self.control.fail(text, tell=not told and not self.control.failures.dead())
         if not told_elsewhere and self._speaks_for_all(error):
-            self._wait_until(self._others_quiet, _GRACE_SECONDS)
+            self._wait_until(self._listeners_quiet, _GRACE_SECONDS)
+            self._wait_until(self._is_its_turn, _GRACE_SECONDS)
         else:
             self.control.end()
             self._wait_until(lambda: False, _PATIENCE_SECONDS)
@@ -122,11 +127,38 @@ class ExitHooks:
         board = self.control.board
         return all(board.state(index) in ENDED or not board.alive(index) for index in self._others())
 
-    def _others_quiet(self) -> bool:
-        board, others = self.control.board, self._others()
+    def _others_quiet(self, but_for: Collection[int] = ()) -> bool:
+        """Whether the other ranks of the board, but for some, print nothing more."""
+        board, ranks = self.control.board, self.control.board_ranks
         return all(
-            board.quiet(index) or board.state(index) == states.LEFT or not board.alive(index) for index in others
+            board.quiet(index) or board.state(index) == states.LEFT or not board.alive(index)
+            for index in self._others()
+            if ranks[index] not in but_for
         )
+
+    def _listeners_quiet(self) -> bool:
+        """Whether the others have printed all they will, but for those that print an error of their own."""
+        return self._others_quiet(self._that_speak())
+
+    def _is_its_turn(self) -> bool:
+        return not any(rank < self.control.rank for rank in self._that_speak())
+
+    def _none_speaks(self) -> bool:
+        return not self._that_speak()
+
+    def _that_speak(self) -> set[int]:
+        """Return the other ranks that have failed and are not done with printing, as far as this one knows."""
+        control, board = self.control, self.control.board
+        failed = [index for index in self._others() if board.state(index) in ENDED]
+        speaking = {control.board_ranks[index] for index in failed if not board.quiet(index) and board.alive(index)}
+        if control.arbiter is not None:  # of the ranks of other nodes that fail by one error, the first one speaks
+            known = {last_line(board.text(index)) for index in (control.board_index, *failed)}
+            first: dict[str, int] = {}
+            for rank, text in sorted(control.arbiter.failed_texts.items()):
+                if last_line(text) not in known and not is_consequence(text):
+                    first.setdefault(last_line(text), rank)
+            speaking.update(set(first.values()) - control.arbiter.have_spoken)
+        return speaking
 
     def _others(self) -> list[int]:
         return [index for index in range(self.control.board.size) if index != self.control.board_index]
@@ -142,10 +174,12 @@ class ExitHooks:
         control = self.control
         host = f" on {control.hosts[control.rank]}" if control.hosts else ""
         try:
-            sys.stderr.write(f"mpidist: {control.own_name} failed{host}\n{text}mpidist: end of rank {control.rank}\n")
-            sys.stderr.flush()
-            control.end()
+            say(f"mpidist: {control.own_name} failed{host}\n{text}mpidist: end of rank {control.rank}")
             time.sleep(_PASS_ON_SECONDS)
+            control.end()  # whose turn is next prints now
+            if control.arbiter is not None and not control.failures.dead():
+                control.arbiter.tell_spoken()
+            self._wait_until(self._none_speaks, _GRACE_SECONDS)
         finally:  # also where nothing can be printed
             self._abort(code)
 

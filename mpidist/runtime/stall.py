@@ -2,7 +2,7 @@
 
 Ranks that share a status board see each other's call numbers there.  Between nodes ranks send *notices*:
 
-- A rank that fails tells all.
+- A rank that fails tells all, and again when it has printed its error.
 - A rank that leaves tells rank 0, and rank 0 tells all.
 - A rank whose deadline has passed asks rank 0 for a verdict.  Rank 0 asks all ranks where they are, waits a moment, and
   tells all who is missing.
@@ -51,6 +51,8 @@ class Arbiter:
         self._silences: dict[int, float] = {}
         self._failed: dict[int, str] = {}
         self._left: dict[int, int] = {}
+        #: The ranks of other nodes that have printed the error by which they failed.
+        self.have_spoken: set[int] = set()
         self._verdict: str | None = None
         self._asked = False
         self._appealed = False
@@ -61,6 +63,10 @@ class Arbiter:
     def tell_failed(self, text: str) -> None:
         """Tell every rank of another node that this rank has failed."""
         self._tell(self._away, kind="failed", text=text[-4000:])
+
+    def tell_spoken(self) -> None:
+        """Tell every rank of another node that this one has printed the error by which it failed."""
+        self._tell(self._away, kind="spoken")
 
     def tell_missed(self, call: int, text: str) -> None:
         """Tell every rank of another node that this rank misses a call, and the error for which it does."""
@@ -94,6 +100,9 @@ class Arbiter:
 
     def _on_failed(self, sender: int, notice: dict[str, Any]) -> None:
         self._failed[sender] = notice["text"]
+
+    def _on_spoken(self, sender: int, notice: dict[str, Any]) -> None:
+        self.have_spoken.add(sender)
 
     def _on_missed(self, sender: int, notice: dict[str, Any]) -> None:
         self._control.missed.hear(sender, notice["call"], notice["text"])

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mpidist.runtime.output import say
+
 #: Kinds of events that every trace has, by number; names of calls follow.
 KINDS = ("step", "call", "arrive", "pack", "reduce", "send", "unpack", "apply", "trace")
 STEP, CALL, ARRIVE, PACK, REDUCE, SEND, UNPACK, APPLY, TRACE = range(len(KINDS))
@@ -93,7 +95,7 @@ class Trace:
         self._events = array("q", bytes(8 * FIELDS * capacity))
         self._at, self._end = 0, FIELDS * capacity
         self._names: dict[str, int] = {name: kind for kind, name in enumerate(KINDS)}
-        self._warn = warn or _to_stderr
+        self._warn = warn or _say
         self._problem = ""
         self._file: Any = None
         about.event_seconds = about.event_seconds or self._cost()
@@ -230,8 +232,8 @@ class Trace:
         return True
 
 
-def _to_stderr(text: str) -> None:
-    print(f"mpidist: {text}", file=sys.stderr, flush=True)
+def _say(text: str) -> None:
+    say(f"mpidist: {text}")
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

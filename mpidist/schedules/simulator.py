@@ -118,7 +118,9 @@ class _Jitter:
         played = min(repeat, self._repetitions)
         halfway = clock
         for repetition in range(played):
-            clock = _advanced(clock, source, seconds * self._factors(len(clock)))
+            clock = _advanced(
+                clock, source, seconds * numpy.exp(self._spread * self._random.standard_normal(len(clock)))
+            )
             if repetition == played // 2:
                 halfway = clock
         if repeat == played:
@@ -126,6 +128,3 @@ class _Jitter:
         busy = seconds > 0
         pace = (clock - halfway)[busy].mean() / (played - 1 - played // 2) if busy.any() else 0.0
         return clock + (repeat - played) * pace * busy
-
-    def _factors(self, size: int) -> Any:
-        return numpy.exp(self._spread * self._random.standard_normal(size))

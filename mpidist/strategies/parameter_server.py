@@ -25,6 +25,7 @@ from mpidist.parameter_server.client.local_client import LocalClient
 from mpidist.parameter_server.consistency import Consistency
 from mpidist.parameter_server.placement import Placement
 from mpidist.parameter_server.server.server import Server
+from mpidist.runtime.output import say
 from mpidist.strategies import server_cluster
 from mpidist.strategies.base import Strategy
 from mpidist.strategies.parameter_server_extended import GroupExtended, ServedExtended, SingleExtended
@@ -113,9 +114,11 @@ class ParameterServerStrategy(Strategy):
         self._name_vital_ranks()
         self._cluster_resolver = cluster_resolver or self._described(communicator)
         if communicator.size > 1 and communicator.rank == 0:
-            print(self._roles.table(communicator.topology.hosts), file=sys.stderr, flush=True)
+            say(self._roles.table(communicator.topology.hosts))
         number = self._roles.number_of(self._rank)
-        self._connections = _connected(self._whole, self._roles, self._rank) if communicator.size > 1 else {}
+        self._connections = (
+            open_connections(self._whole, _peers(self._roles, self._rank)) if communicator.size > 1 else {}
+        )
         own_world = _own_world(self._roles, self._whole, number)
         task = self._roles.tasks[self._rank]
         if task.type == "ps":
@@ -231,11 +234,6 @@ def _check_push_dtype(push_dtype: Any) -> None:
         raise ValueError(f"push_dtype must be a dtype such as 'float16', got {push_dtype!r}: {error}") from error
     if dtype.kind not in "fV":  # ml_dtypes' floats, bfloat16 for one, are of kind V
         raise ValueError(f"push_dtype must be a dtype of floats such as 'float16', got {push_dtype!r}")
-
-
-def _connected(whole: transports.World, roles: Roles, rank: int) -> dict[int, Connection]:
-    """Return the connections of a rank.  Collective."""
-    return open_connections(whole, _peers(roles, rank))
 
 
 def _peers(roles: Roles, rank: int) -> list[int]:

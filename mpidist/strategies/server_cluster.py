@@ -13,7 +13,7 @@ from mpidist.cluster.resolvers.mpi import MPIClusterResolver
 from mpidist.cluster.resolvers.tf_config import TFConfigClusterResolver
 from mpidist.cluster.roles import ROLES
 from mpidist.cluster.server_roles import RanksPerWorker, Roles
-from mpidist.cluster.spec import ClusterSpec, Task
+from mpidist.cluster.spec import ClusterSpec, Task, task_count
 from mpidist.collectives.communicator import Communicator
 from mpidist.options import settings
 
@@ -52,10 +52,10 @@ def check(spec: ClusterSpec) -> None:
             f"{spec!r}."
         )
     for job in ("chief", "evaluator"):
-        if _count(spec, job) > 1:
+        if task_count(spec, job) > 1:
             raise ValueError(f"There must be at most one '{job}' job.")
     for job in ("worker", "ps"):
-        if _count(spec, job) < 1:
+        if task_count(spec, job) < 1:
             raise ValueError(f"There must be at least one {job}.")
 
 
@@ -95,19 +95,15 @@ def _in_order(spec: ClusterSpec, size: int) -> Sequence[Task]:
     A rank more than the cluster has tasks is the chief, which in TensorFlow's programs is no part of it.
     """
     tasks = [Task(job, index) for job in ROLES if job in spec.jobs for index in spec.task_indices(job)]
-    if len(tasks) + 1 == size and not _count(spec, "chief"):
+    if len(tasks) + 1 == size and not task_count(spec, "chief"):
         tasks.insert(0, Task("chief", 0))
     if len(tasks) != size:
         raise ValueError(
             f"the cluster {spec.as_dict()} has {len(tasks)} tasks, but there are {size} ranks: start "
             f"`mpidist run -n {len(tasks)} SCRIPT`"
-            + ("" if _count(spec, "chief") else f", or -n {len(tasks) + 1} for a chief (coordinator) besides")
+            + ("" if task_count(spec, "chief") else f", or -n {len(tasks) + 1} for a chief (coordinator) besides")
         )
     return tasks
-
-
-def _count(spec: ClusterSpec, job: str) -> int:
-    return spec.num_tasks(job) if job in spec.jobs else 0
 
 
 def _listed(tasks: Sequence[Task]) -> str:

@@ -130,12 +130,14 @@ class MpiTransport(Transport):
         codes = [error.Get_error_class(), *(mpi.Get_error_class(status.Get_error()) for status in statuses)]
         if codes[0] in gone or (codes[0] == mpi.ERR_IN_STATUS and any(code in gone for code in codes[1:])):
             watch.look()
-            return RankFailedError(f"rank {self.rank} of {self.size}: a rank that this one talks to is gone: {error}")
+            text = f"a rank that this one talks to is gone, in {watch.what}: {error}"
+            return RankFailedError(f"rank {self.rank} of {self.size}: {text}")
         if codes[0] == mpi.ERR_IN_STATUS:
             errors = {status.Get_source(): mpi.Get_error_class(status.Get_error()) for status in statuses}
-            sources = [str(source) for source, code in errors.items() if code == mpi.ERR_TRUNCATE]
-            if sources:
-                what = f"a message from rank {', '.join(sources)} is longer than the array that is to receive it"
+            numbers = [self._peers.index(source) for source, code in errors.items() if code == mpi.ERR_TRUNCATE]
+            if numbers:
+                names = self.control.names([self.world_ranks[number] for number in numbers])
+                what = f"a message from {names} is longer than the array that is to receive it"
         return TransportError(f"rank {self.rank} of {self.size}: {what}; sender and receiver must agree")
 
     def _pieces(self, array: Any, peer: int) -> list[Any]:

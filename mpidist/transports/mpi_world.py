@@ -24,6 +24,7 @@ from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.control_mpi import MpiMessenger
 from mpidist.runtime.exit_hooks import ExitHooks
+from mpidist.runtime.output import say
 from mpidist.runtime.process_hooks import install, uninstall
 from mpidist.runtime.standoff import Standoffs
 from mpidist.runtime.watch import yield_processor
@@ -164,7 +165,7 @@ def _await_members(mpi: Any, comm: Any, job_ranks: Sequence[int], what: str) -> 
             own_process.at_exit(mpi.COMM_WORLD.Abort, 1)  # MPI cannot be finalized: the barrier is under way
             raise TransportTimeoutError(text)
         warned = True
-        print(f"mpidist: {text}", file=sys.stderr, flush=True)
+        say(f"mpidist: {text}")
 
 
 def _meet(mpi: Any, comm: Any, launcher: Launcher | None, job_ranks: Sequence[int] = ()) -> World:

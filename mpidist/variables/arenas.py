@@ -11,6 +11,7 @@ from weakref import ref
 
 import numpy
 
+#: A cache line; and what JAX and PyTorch need for taking an array over as it is.
 ALIGNMENT = 64
 
 #: Short variables share blocks of so many bytes, of which only pages that are written take memory; longer ones have a

@@ -15,16 +15,14 @@ import numpy
 
 from mpidist import arrays
 from mpidist.options import settings
+from mpidist.variables.arenas import ALIGNMENT
 
 #: Libraries that read an array later, by their name in `sys.modules`, and whether they want memory that they may write.
 #: JAX aliases aligned memory, and computes after the call.  PyTorch's autograd reads what the forward pass saw again in
 #: the backward pass, and PyTorch warns of memory that cannot be written.
 LATE_READERS = {"jax": False, "torch": True}
 
-#: What JAX and PyTorch need for taking an array over as it is.
-_ALIGNMENT = 64
-
-#: Pieces of memory kept for the copies of one array: who reads late mostly lets go of one when the next is taken.
+#: Pieces of memory kept for one array: who reads late mostly lets go of one when the next is taken.
 _KEPT = 2
 
 
@@ -53,50 +51,59 @@ def _asked() -> str:
     return settings().snapshots
 
 
-class SnapshotMemory:
-    """Copies of arrays of one shape and dtype; nobody's memory is written while anybody holds it, or a part of it."""
-
-    def __init__(self) -> None:
-        self._kept: list[_Memory] = []
-
-    def of(self, array: Any) -> Any:
-        """Return a copy of an array, which the caller may write.  Local."""
-        copy = arrays.empty_like(array) if arrays.is_device(array) else self._free(array).take(array)
-        copy[...] = array
-        return copy
-
-    def _free(self, like: Any) -> _Memory:
-        """Return memory that nobody holds."""
-        for memory in self._kept:
-            if memory.is_free():
-                return memory
-        self._kept = [*self._kept, _Memory(like.nbytes)][-_KEPT:]
-        return self._kept[-1]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy without the memory: it belongs to its holders."""
-        return type(self), ()
-
-
-class _Memory:
-    """Aligned memory for an array, which knows whether the array is still there.
+class KeptMemory:
+    """Aligned memory for arrays of so many bytes; it is written again when nobody holds the array, or a part of it.
 
     The array is the base of all views of it, since what lies behind it is no array; so it lives as long as any of them.
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._bytes = bytearray(nbytes + _ALIGNMENT)
-        self._start = -numpy.frombuffer(self._bytes, numpy.uint8).ctypes.data % _ALIGNMENT
-        self._taken: Any = None
+        self._nbytes = nbytes
+        self._kept: list[_Piece] = []
 
-    def is_free(self) -> bool:
-        return self._taken() is None
-
-    def take(self, like: Any) -> Any:
-        """Return an array in this memory, with anything in it."""
-        array: Any = numpy.ndarray(like.shape, like.dtype, self._bytes, self._start)
-        self._taken = weakref.ref(array)
+    def take(self, shape: Any, dtype: Any) -> Any:
+        """Return an array with anything in it, to which nobody else refers.  Local."""
+        piece = self._free()
+        array: Any = numpy.ndarray(shape, dtype, piece.bytes, piece.start)
+        piece.taken = weakref.ref(array)
         return array
+
+    def _free(self) -> _Piece:
+        for piece in self._kept:
+            if piece.taken() is None:
+                return piece
+        self._kept = [*self._kept, _Piece(self._nbytes)][-_KEPT:]
+        return self._kept[-1]
+
+
+class _Piece:
+    """A piece of memory, and what tells whether its last array is still there."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.bytes = bytearray(nbytes + ALIGNMENT)
+        self.start = -numpy.frombuffer(self.bytes, numpy.uint8).ctypes.data % ALIGNMENT
+        self.taken: Any = None
+
+
+class SnapshotMemory:
+    """Copies of arrays of one shape and dtype; nobody's memory is written while anybody holds it, or a part of it."""
+
+    def __init__(self) -> None:
+        self._memory: KeptMemory | None = None
+
+    def of(self, array: Any) -> Any:
+        """Return a copy of an array, which the caller may write.  Local."""
+        if arrays.is_device(array):
+            copy = arrays.empty_like(array)
+        else:
+            self._memory = self._memory or KeptMemory(array.nbytes)
+            copy = self._memory.take(array.shape, array.dtype)
+        copy[...] = array
+        return copy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy without the memory: it belongs to its holders."""
+        return type(self), ()
 
 
 class Snapshot:

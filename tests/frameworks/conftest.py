@@ -1,6 +1,6 @@
 """Set-up of the tests with real JAX, PyTorch and Keras: that of the parallel tests.
 
-``make test-frameworks`` makes an environment for all of them, and runs their tests there on 1, 2 and 3 ranks.
+``make test-frameworks`` makes an environment for all of them, and runs their tests there on 1 and 3 ranks.
 """
 
 from __future__ import annotations

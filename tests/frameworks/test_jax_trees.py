@@ -1,4 +1,4 @@
-"""`mpidist.jax`: trees reduced and broadcast, optax, and gradients through collectives; on 1, 2 and 3 ranks.
+"""`mpidist.jax`: trees reduced and broadcast, optax, and gradients through collectives; on any number of ranks.
 
 The law: any number of ranks gives what one process gives on the global batch.
 """

@@ -699,7 +699,7 @@ def test_names_that_do_not_fit(change, message):
     ({"op": "median"}, ValueError, "'median' is not a valid ReduceOp"),
     ({"compression": "fp16"}, TypeError, "compression='fp16': pass None, or a stage"),
     ({"backward_passes_per_step": 0}, ValueError, "backward_passes_per_step=0"),
-    ({"overlap": "threads"}, ValueError, "overlap='threads': it is one of 'none'"),
+    ({"overlap": "threads"}, ValueError, "overlap='threads': it is one of 'auto', 'none'"),
     ({"staging": "device"}, ValueError, "staging='device'"),
 ])  # fmt: skip
 def test_arguments_that_do_not_fit(arguments, error, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import sys
@@ -93,6 +94,18 @@ def test_the_same_exception_on_all_ranks_is_printed_once():
     assert result.returncode != 0 and _ended_in_time(result)
     assert result.stderr.count("Traceback") == 1
     assert "KeyError: 'everywhere'" in _last_said(result)
+
+
+def test_ranks_that_fail_each_by_its_own_error_do_not_mix_what_they_print():
+    result = _run('fail(ValueError("".join(f"line {line} of rank {rank}\\n" for line in range(3000))))', ranks=3)
+    assert result.returncode != 0 and _ended_in_time(result)
+    # a rank that is late, on a busy machine, may be ended before its turn
+    said = re.findall(
+        r"^(?:mpidist: rank|(?:ValueError: )?line \d+ of rank|mpidist: end of rank) (\d)", result.stderr, re.MULTILINE
+    )
+    turns = [rank for rank, _ in itertools.groupby(said)]
+    assert turns and len(turns) == len({*turns}), turns
+    assert said.count(turns[0]) == 3002
 
 
 @pytest.mark.parametrize("nodes", ["1", "2"])

@@ -6,11 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.helpers.ran_log import RanLog, add_option
+from tests.jobs.conftest import pytest_terminal_summary
 from tests.netns.hosts import Hosts, obstacle, several_hosts
+
+__all__ = ["pytest_terminal_summary"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-netns", action="store_true", help="fail, not skip, where no hosts can be made")
+    add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(RanLog(config), "ran-log")
 
 
 @pytest.fixture(scope="session")

@@ -6,19 +6,19 @@ Started as ``mpidist run -n 4 -m pytest tests/parallel --with-mpi --ran-log DIR`
 from __future__ import annotations
 
 import io
-import json
 import sys
 import time
-from pathlib import Path
 
 import pytest
+
+from tests.helpers.ran_log import RanLog, add_option
 
 #: How long a rank that has finished waits for the others before it leaves, and the job with it.
 _FAREWELL_SECONDS = 60.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--ran-log", metavar="DIR", help="write the ids of the collected and passed tests to DIR/N.json")
+    add_option(parser)
 
 
 @pytest.hookimpl(trylast=True)
@@ -27,33 +27,23 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     from mpi4py import MPI
 
-    config.pluginmanager.register(RankReport(config, MPI.COMM_WORLD.Dup()), "rank-report")
+    comm = MPI.COMM_WORLD.Dup()
+    config.pluginmanager.register(RankReport(config, comm), "rank-report")
+    if comm.rank == 0:
+        config.pluginmanager.register(RanLog(config, comm.size), "ran-log")
 
 
 class RankReport:
-    """Keeps ranks other than 0 quiet unless they fail, and logs which tests ran."""
+    """Keeps ranks other than 0 quiet unless they fail."""
 
     def __init__(self, config: pytest.Config, comm) -> None:
         self._comm = comm
-        self._directory = config.getoption("--ran-log")
-        self._passed: list[str] = []
         self._quiet = io.StringIO()
         if comm.rank > 0:
             config.pluginmanager.get_plugin("terminalreporter")._tw._file = self._quiet
 
     def pytest_report_header(self) -> str:
         return f"{self._comm.size} ranks"
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and (report.passed or hasattr(report, "wasxfail")):
-            self._passed.append(report.nodeid)
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._directory and self._comm.rank == 0:
-            directory = Path(self._directory)
-            directory.mkdir(parents=True, exist_ok=True)
-            found = {"collected": [item.nodeid for item in session.items], "passed": self._passed}
-            (directory / f"{self._comm.size}.json").write_text(json.dumps(found, indent=1))
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         if self._comm.rank > 0 and " failed" in self._quiet.getvalue():

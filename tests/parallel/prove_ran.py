@@ -1,7 +1,7 @@
-"""Fail unless every parallel test has run on some number of ranks.
+"""Fail unless every parallel test, and every other one that was logged, has run on some number of ranks.
 
 pytest-mpi skips a test that wants more ranks than there are, silently; a test that is skipped at every size tests
-nothing.  ``python tests/parallel/prove_ran.py DIR...`` reads what `conftest` wrote for each run; a test has to have run
+nothing.  ``python tests/parallel/prove_ran.py DIR...`` reads what `RanLog` wrote for each run; a test has to have run
 in one of the directories, and something in each.
 """
 
@@ -29,8 +29,9 @@ def main(directories: Sequence[str]) -> int:
     for directory in directories:
         found = read_logs(directory)
         logs |= {f"{directory}/{size}": log for size, log in found.items()}
-        counts = ", ".join(f"{len(found[size]['passed'])} on {size}" for size in sorted(found, key=int))
-        print(f"{directory}: parallel tests that ran, by the number of ranks: {counts or 'none'}")
+        passed = {size: len(found[str(size)]["passed"]) for size in sorted(map(int, found))}
+        counts = ", ".join(f"{count} on {size}" if size else f"{count} without ranks" for size, count in passed.items())
+        print(f"{directory}: tests that ran, by the number of ranks: {counts or 'none'}")
         if not any(log["passed"] for log in found.values()):
             return 1
     missing = never_ran(logs)

@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.ran_log import RanLog, add_option
+from tests.jobs.conftest import pytest_terminal_summary
 from tests.slurm.cluster import PLUGINS, Slurm, family, mpi, stop
+
+__all__ = ["pytest_terminal_summary"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-slurm", action="store_true", help="fail, not skip, where no Slurm can be started")
+    add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(RanLog(config), "ran-log")
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -59,6 +60,18 @@ def test_an_exception_ends_the_step_with_its_traceback_last(slurm: Slurm, bad: i
 def test_an_exception_while_the_others_compute_ends_the_step_too(slurm: Slurm):
     result = _run(slurm, f'if rank == 2: raise ValueError("boom")\n{ENDLESS}', "--kill-on-bad-exit=0")
     assert _last_said(result).endswith("ValueError: boom\n")
+
+
+@pytest.mark.parametrize("failing", [(0, 1), (1, 2)], ids=["a node", "two nodes"])
+def test_ranks_that_fail_each_by_its_own_error_do_not_mix_what_they_print(slurm: Slurm, failing: tuple[int, ...]):
+    text = 'ValueError("".join(f"line {line} of rank {rank}\\n" for line in range(300)))'
+    result = _run(slurm, f"if rank in {failing}: raise {text}\n{ENDLESS}", "--kill-on-bad-exit=1")
+    said = re.findall(
+        r"^(?:mpidist: rank|(?:ValueError: )?line \d+ of rank|mpidist: end of rank) (\d)", result.stderr, re.MULTILINE
+    )
+    turns = [rank for rank, _ in itertools.groupby(said)]
+    assert turns and len(turns) == len({*turns}), turns
+    assert said.count(turns[0]) == 302
 
 
 @pytest.mark.parametrize("missing", [(0,), (3,), (2, 3), (1, 2)])

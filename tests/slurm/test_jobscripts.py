@@ -157,6 +157,7 @@ def test_a_job_that_is_told_before_its_time_limit_saves_and_goes_on_after_a_rest
     assert "done: 5 True" in printed and "restart 1" in printed
 
 
+@pytest.mark.brief
 def test_a_job_that_is_preempted_saves_and_goes_on_when_its_nodes_are_free_again(slurm: Slurm, job, tmp_path: Path):
     number = job(script(tmp_path, ("{checkpoints}",), TRAINING, requeue=3, directives=("--exclusive",)))
     waited_for(slurm, number, tmp_path, "begins at 0")
@@ -175,6 +176,7 @@ def test_a_job_that_is_cancelled_does_not_go_back(slurm: Slurm, job, tmp_path: P
     assert {state.split()[0] for state in states(slurm, number)} == {"CANCELLED"}, printed
 
 
+@pytest.mark.brief
 def test_a_job_is_submitted_looked_at_and_ended_by_the_command(slurm: Slurm, tmp_path: Path):
     environ = {**slurm.environ(), "HOME": str(tmp_path)}
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)])

@@ -58,7 +58,7 @@ A, B, C, D = "node1", "node2", "node3", "node4"
         [
             # on a node of 4 CPUs, srun fills the first as far as it can where nobody says how many go on each
             (["--nodes=2", "--ntasks=4"], [A, A, A, B]),
-            (["--nodes=2", "--ntasks=4", "--distribution=cyclic"], [A, B, A, A]),
+            pytest.param(["--nodes=2", "--ntasks=4", "--distribution=cyclic"], [A, B, A, A], marks=pytest.mark.brief),
             (["--nodes=2", "--ntasks=5", "--distribution=plane=2"], [A, A, B, A, A]),
             (["--nodes=4", "--ntasks=6"], [A, A, A, B, C, D]),
             (["--nodes=4", "--ntasks=7", "--distribution=plane=2"], [A, A, B, C, D, A, A]),

@@ -47,7 +47,7 @@ EVERYDAY = set(
     random range read reader reading record recording reduction remote reordered reporting request resolution restore
     room row runner runtime
     saved script seen sent served setting shape sharding shared short simple simulate simulation single slice spec
-    site split stall start started state stop stopwatch store stored stream structure submitted sum supervisor
+    site split stall start started state stop stopwatch store stored stream structure submitted supervisor
     temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two
     union unlike unowned unsupported up use
@@ -64,7 +64,7 @@ GIVEN = set(
     callback categorical central checkpoint classifier clipping comm compile concatenate config confusion constant
     context coordinator cosine cross csv
     cuda dataset decay distribute distributed distribution doubling dynamic
-    early estimator eval evaluate experimental exponential extended
+    estimator eval evaluate experimental exponential extended
     feature filter float ftrl
     handler hdf hierarchical history horovod
     indexed inverse iterator

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from mpidist.commands.launch.cores import Cores
 from mpidist.commands.launch.room import Room
+from mpidist.errors import counted
 from mpidist.options import FAULT_TOLERANT
 
 _PYTHON = re.compile(r"python[\d.]*(\.exe)?")
@@ -79,7 +80,7 @@ def command_line(
     places = _PLACES.get(vendor)
     if places is not None:
         places(line, room, root)
-    cores_for = f"{_n(room.cores.count, 'core')} for {room.ranks_there}"
+    cores_for = f"{counted(room.cores.count, 'core')} for {room.ranks_there}"
     line.add_default(cores_for, "OMP_NUM_THREADS", str(max(1, room.each)))
     if not terminal:
         line.add_default("what a rank prints appears at once", "PYTHONUNBUFFERED", "1")
@@ -110,7 +111,7 @@ def _open_mpi(line: CommandLine, room: Room, root: bool) -> None:
             line.add(room.too_few_places, "--map-by", ":OVERSUBSCRIBE")
         line.add(_RESTRICTED, "--bind-to", "none")
         return
-    line.add(f"{_n(room.each, 'core')} for each rank's threads", "--map-by", f"slot:PE={room.each}")
+    line.add(f"{counted(room.each, 'core')} for each rank's threads", "--map-by", f"slot:PE={room.each}")
     if room.too_few_places:
         line.arguments[-1] += ":OVERSUBSCRIBE"
         line.reasons.append(f"OVERSUBSCRIBE: {room.too_few_places}")
@@ -125,11 +126,11 @@ def _mpich(line: CommandLine, room: Room, root: bool) -> None:
     elif room.cores.restricted:
         line.add(_RESTRICTED, "-bind-to", "none")
     else:
-        line.add(f"{_n(room.each, 'core')} for each rank's threads", "-bind-to", f"core:{room.each}")
+        line.add(f"{counted(room.each, 'core')} for each rank's threads", "-bind-to", f"core:{room.each}")
 
 
 def _crowd(room: Room) -> str:
-    return f"{room.ranks_there} share {_n(room.cores.count, 'core')}"
+    return f"{room.ranks_there} share {counted(room.cores.count, 'core')}"
 
 
 #: Options that say where ranks go.
@@ -142,7 +143,3 @@ _RESTRICTED = "the job may not use all cores of the machine, and the launcher wo
 
 #: Vendor -> what its launcher needs to place ranks; a launcher that is not here gets ``-n`` and nothing else.
 _PLACES = {"Open MPI": _open_mpi, "MPICH": _mpich}
-
-
-def _n(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpidist.commands.launch.rank_processes import alive
+from mpidist.runtime.board import ENDING, stat_of
 
 if TYPE_CHECKING:
     from mpidist.commands.launch.output_streams import OutputStreams
@@ -30,9 +31,6 @@ _OF_LAUNCHERS = (-signal.SIGKILL, -signal.SIGTERM)
 _TOGETHER_SECONDS = 0.002
 #: Who ends by itself within so many seconds of one that was ended was the first, late as its end was seen.
 _LATE_SECONDS = 0.02
-
-#: What /proc says of a process that is ending, from its first moment on.
-_ENDING = 0x4
 
 #: Linux 6.15 tells how a process ended after it is gone, too: the call, its flag, the size of the answer, the place.
 _GET_INFO, _EXIT_FLAG, _INFO_BYTES, _EXIT_OFFSET = 0xC040FF0B, 8, 64, 60
@@ -217,22 +215,16 @@ def _open(process: int) -> int | None:
 def _has_closed_files(process: int) -> bool:
     """Return whether a process is ending, and not yet over, and has no files any more."""
     try:
-        fields = _stat(process)
-        return fields[0] != b"Z" and bool(int(fields[6]) & _ENDING) and not os.listdir(f"/proc/{process}/fd")
+        fields = stat_of(process)
+        return fields[0] != b"Z" and bool(int(fields[6]) & ENDING) and not os.listdir(f"/proc/{process}/fd")
     except OSError:  # it is over, or another user's
         return False
-
-
-def _stat(process: int) -> list[bytes]:
-    """Return what Linux says of a process, from its state on."""
-    with open(f"/proc/{process}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()
 
 
 def _status(process: int, descriptor: int | None) -> int | None:
     """Return how a process has ended, None if that cannot be found out any more."""
     try:
-        fields = _stat(process)
+        fields = stat_of(process)
         if fields[0] == b"Z":
             return os.waitstatus_to_exitcode(int(fields[-1]))
     except OSError:  # its parent has asked for its status, and it is gone

@@ -11,6 +11,8 @@ import signal
 import time
 from collections.abc import Iterator
 
+from mpidist.runtime.board import exists, stat_of
+
 #: The variable that holds the token of a job.
 TOKEN = "MPIDIST_RUN_TOKEN"
 
@@ -55,21 +57,9 @@ def send(pid: int, signum: int) -> None:
 def alive(process: int) -> bool:
     """Return whether a process runs: one whose parent has not asked for its status yet does not; Local."""
     try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+        return stat_of(process)[0] not in (b"Z", b"X")
     except (ProcessLookupError, FileNotFoundError):
-        return not os.path.isdir("/proc/self") and _answers(process)
-
-
-def _answers(process: int) -> bool:
-    """Return whether a signal could be sent to a process: for systems without /proc."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        return not os.path.isdir("/proc/self") and exists(process)
 
 
 def _environments() -> Iterator[tuple[int, bytes]]:
@@ -86,8 +76,6 @@ def _environments() -> Iterator[tuple[int, bytes]]:
 
 def _parent(pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # the name in parentheses may hold blanks and parentheses itself
-            return int(file.read().rpartition(b")")[2].split()[1])
+        return int(stat_of(pid)[1])
     except OSError:
         return 0

@@ -11,11 +11,12 @@ import numpy
 
 from mpidist.arrays import check_reducible, namespace, wire_dtype
 from mpidist.collectives.handle import Handle
+from mpidist.collectives.persistent_all_reduce import BoundAllReduce
 from mpidist.compression import CompressedAllReduce, Compression
 from mpidist.errors import UnsupportedDtypeError, quoted
 from mpidist.frameworks.jax import cuda
 from mpidist.frameworks.jax.trees import KeptTrees, Results, TreeKind
-from mpidist.frameworks.replicas import HostReduction, Replicas, replicas_in_force
+from mpidist.frameworks.replicas import Replicas, replicas_in_force
 from mpidist.options import ReduceOp
 
 _WHAT = "mpidist.jax.reduce_tree"
@@ -126,8 +127,8 @@ class _BoundTree:
                     f"{_WHAT}: compression={quoted(compression)} codes values in host memory, and leaf "
                     f"{self.kind.names[0]!r} lies on a GPU: reduce jax.device_get(tree), or leave compression out"
                 )
-        self._plain: tuple[HostReduction, Results] | None = None
-        self._weighted: tuple[HostReduction, Results, list[Any]] | None = None
+        self._plain: tuple[BoundAllReduce, Results] | None = None
+        self._weighted: tuple[BoundAllReduce, Results, list[Any]] | None = None
         self.compressed: CompressedAllReduce | None = None
         if compression is not None:
             reducing = self._weighted_all_reduce()[0]
@@ -206,7 +207,7 @@ class _BoundTree:
                     numpy.multiply(each, share, out=target, dtype=target.dtype, casting="unsafe")
             return self._finished(handle, values, results)
 
-    def _weighted_all_reduce(self, given: Sequence[Any] = ()) -> tuple[HostReduction, Results, list[Any]]:
+    def _weighted_all_reduce(self, given: Sequence[Any] = ()) -> tuple[BoundAllReduce, Results, list[Any]]:
         """Return what reduces leaves times shares; `given` are arrays of their kind, which the host's need not be."""
         if self._weighted is None:
             like = given[0] if self._device is not None else numpy.empty(0)

@@ -159,16 +159,12 @@ def _predict(
         return stock(self).predict(x, batch_size, verbose, steps, callbacks)
 
     def run() -> Any:
-        data = adapter_of(replica, "predict", _inputs_only(x), batch_size, steps)
+        data = adapter_of(replica, "predict", (x, None, None), batch_size, steps)
         shown = verbose if replica.is_chief else 0
         found = stock(self).predict(x=data, verbose=shown, steps=steps, callbacks=with_agreement(replica, callbacks))
         return predictions.gathered(replica, found, data.handed_out)
 
     return replica.run(run)
-
-
-def _inputs_only(x: Any) -> tuple[Any, Any, Any]:
-    return x, None, None
 
 
 # -- one batch --------------------------------------------------------------------------------------------------------

@@ -349,7 +349,7 @@ class _Training:
 
     def _go_through(self, callbacks: keras.callbacks.CallbackList | None, totals: _Totals) -> int:
         """Have the batches of an epoch computed, and return of how many workers have said something."""
-        done, is_watched = 0, callbacks is not None and _are_watching(callbacks)
+        done, is_watched = 0, callbacks is not None and any(_is_watching(each) for each in callbacks.callbacks)
         try:
             for done, result in enumerate(self._results(callbacks, is_watched), 1):
                 totals.add(result)
@@ -456,12 +456,8 @@ def _reads_batches(callbacks: keras.callbacks.CallbackList) -> bool:
     return any(_has(each, hook) for each in callbacks.callbacks for hook in _ENDS)
 
 
-def _are_watching(callbacks: keras.callbacks.CallbackList) -> bool:
-    """Return whether a callback may read or write the model between two batches: the user's, or one that saves."""
-    return any(_is_watching(each) for each in callbacks.callbacks)
-
-
 def _is_watching(callback: Any) -> bool:
+    """Return whether a callback may read or write the model between two batches: the user's, or one that saves."""
     if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
         return bool(getattr(callback, "save_freq", None) != "epoch")
     is_stock = type(callback).__module__.partition(".")[0] == "keras"

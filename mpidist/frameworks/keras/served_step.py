@@ -128,7 +128,7 @@ class _Worker:
         if not self._is_ready:
             self._begin(data)
         replica.read(model)
-        if has_own_step(model):  # which may look at them
+        if not of_keras(model, "train_step"):  # the user's, which may look at them
             replica.read_steps(model, optimizer)
         if epoch != self._epoch:
             model.reset_metrics()
@@ -180,11 +180,6 @@ def trainable_parts(model: keras.Model) -> tuple[tuple[bool, ...], tuple[bool, .
 def _layers(model: keras.Model) -> list[Any]:
     # Private: layers in layers, too, those that contain others first
     return list(model._flatten_layers())
-
-
-def has_own_step(model: keras.Model) -> bool:
-    """Return whether a step of the user's takes the place of that of Keras.  Local."""
-    return not of_keras(model, "train_step")
 
 
 def _on_host(value: Any) -> Any:

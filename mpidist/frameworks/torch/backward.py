@@ -19,7 +19,8 @@ from weakref import WeakMethod
 
 import torch
 
-_current_pass = torch._C._current_graph_task_id
+#: Returns the number of the pass that is going on, its own in the process.
+current_pass = torch._C._current_graph_task_id
 _current_node: Any = torch._C._current_autograd_node
 _at_the_end: Any = torch.autograd.Variable._execution_engine.queue_callback
 
@@ -56,7 +57,7 @@ class PassWatch:
             each.register_post_accumulate_grad_hook(self._accumulated)
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        number = _current_pass()
+        number = current_pass()
         if number == self._last:
             return
         self._last = number
@@ -102,6 +103,6 @@ def _wait_for_outer(node: Any, waiting: dict[int, PassWatch]) -> None:
         for each in handles:
             each.remove()
         handles.clear()
-        _those_that_wait(_current_pass()).update(waiting)
+        _those_that_wait(current_pass()).update(waiting)
 
     handles += [each.register_prehook(is_back) for each, _ in node.next_functions if each is not None]

@@ -143,8 +143,11 @@ class StepComparison:
         for groups in self._ready.values():
             found = (found * _ODD + groups.digest()) % 2**64
         self._told = list(self._ready.values())
-        self._ready, self._noted = self._noted, {}
         return found
+
+    def are_compared(self) -> None:
+        """Take note that a reduction, with which hyperparameters were compared, has come to its end.  Local."""
+        self._ready, self._noted = self._noted, {}
 
     def _say(self) -> FactsAndAdvice:
         if self._own is not None:

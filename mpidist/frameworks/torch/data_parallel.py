@@ -14,7 +14,7 @@ from mpidist.frameworks.torch import sent_dtype
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.join import BUFFERS, Joining
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, trainable
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap, trainable
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import watch_steps
 from mpidist.options import ReduceOp
@@ -53,6 +53,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         How gradients are coded on the wire, such as `mpidist.compression.Float16`; by default not at all.
     mixed_precision : object, optional
         PyTorch's settings with a `reduce_dtype` alone, which is such a compression.
+    overlap : str
+        ``"auto"``: over several nodes, sums of long models begin in the backward pass.  ``"none"``: all after it.
     strategy : Strategy, optional
         By default the one in force, or all ranks of the job where there is none.
     device_ids, output_device, dim, bucket_cap_mb, gradient_as_bucket_view, static_graph
@@ -97,6 +99,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         check_every: int = 50,
         compression: Compression | None = None,
         mixed_precision: Any = None,
+        overlap: str = "auto",
         strategy: Any = None,
     ) -> None:
         super().__init__()
@@ -106,6 +109,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             raise ValueError("process_group: mpidist knows its ranks from MPI; leave it out")
         if not any(each.requires_grad for each in module.parameters()):
             raise RuntimeError("DistributedDataParallel is not needed: no parameter of the module requires a gradient")
+        check_overlap(overlap)
         if mixed_precision is not None:
             if compression is not None:
                 raise ValueError("compression and mixed_precision both say how gradients are coded; give one of them")
@@ -120,6 +124,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             f"DistributedDataParallel({type(module).__name__})",
             staging=staging,
             compression=compression,
+            overlaps=overlap != "none",
         )
         self._reduction.comparison = StepComparison(replicas, lambda: list(module.named_parameters()), check_every)
         self._buffers_of_rank_0 = BufferBroadcast(replicas, module)

@@ -64,6 +64,14 @@ class GradientList:
     notes : array
         What the caller tells the other replicas: set to 0 or 1 before a reduction, and not zero behind it where any
         replica has set it.
+    has : array
+        By number, behind a reduction: not zero where any replica has a gradient.
+    keeps_apart : array
+        Of one number, as a note: whether a replica cannot begin to reduce these gradients in the backward pass.
+    signatures : list of (name, dtype, shape)
+        Of the parameters that are not known to be sparse.
+    flags_signature : (name, dtype, shape)
+        Of the flags; tells these gradients from others.
     """
 
     def __init__(
@@ -92,11 +100,12 @@ class GradientList:
         dtypes = [dtype for _, dtype, _ in signatures if dtype.kind != "c" and not self._on_device]
         # in the dtype of gradients they go with these; as complex numbers, they are not coded
         kind = (dtypes[0] if dtypes else numpy.float32) if compression is None else numpy.complex64
-        self._flags = numpy.zeros(2 * len(names) + NOTES, kind)
-        self._has, self._is_sparse, self.notes = numpy.split(self._flags, [len(names), 2 * len(names)])
+        self._flags = numpy.zeros(2 * len(names) + NOTES + 1, kind)
+        ends = [len(names), 2 * len(names), len(self._flags) - 1]
+        self.has, self._is_sparse, self.notes, self.keeps_apart = numpy.split(self._flags, ends)
         self._lacks_any = False
-        self._signatures = signatures
-        self._flags_signature = (f"{_FLAGS} {owner}", self._flags.dtype, self._flags.shape)
+        self.signatures = signatures
+        self.flags_signature = (f"{_FLAGS} {owner}", self._flags.dtype, self._flags.shape)
         self._bound: dict[str, Any] = {}
         self._zeros: dict[int, torch.Tensor] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -127,6 +136,19 @@ class GradientList:
                 return frozenset()
             return self._settle(op, scale)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all are reduced as they are, in host memory, as far as is known."""
+        return not (self._on_device or self._is_staged or self._sparse_as_dense or self._compression or self.sparse)
+
+    def tell(self) -> Any:
+        """Return which gradients this replica has, and its notes, for another collective to add up.  Local."""
+        return numpy.concatenate([[each.grad is not None for each in self.parameters], self.notes.real])
+
+    def hear(self, told: Any) -> None:
+        """Take in the sum over the replicas of what they told.  Local."""
+        self.has[:], self.notes[:] = numpy.split(told != 0, [len(self.names)])
+
     def _reduce_dense(self, op: str, scale: float | None, compared: StepComparison | None) -> None:
         """Reduce the flags, and the gradients that are not known to be sparse."""
         flags, rest = self._bound_to(op)
@@ -142,12 +164,12 @@ class GradientList:
     def _bound_to(self, op: str) -> tuple[Any, Any]:
         """Return what reduces the flags, and what reduces gradients; None where they go with the flags."""
         if op not in self._bound:
-            bind, own = self._replicas.bind_in_place, self._flags_signature
+            bind, own = self._replicas.bind_in_place, self.flags_signature
             if self._on_device:
                 kind = array_of(torch.empty(0, device=self._place))
-                self._bound[op] = bind(op, [own]), bind(op, self._signatures, kind=kind)
+                self._bound[op] = bind(op, [own]), bind(op, self.signatures, kind=kind)
             else:
-                self._bound[op] = bind(op, [*self._signatures, own], self._compression), None
+                self._bound[op] = bind(op, [*self.signatures, own], self._compression), None
         found: tuple[Any, Any] = self._bound[op]
         return found
 
@@ -191,12 +213,12 @@ class GradientList:
 
     def _begin(self) -> None:
         """Set the flags of a replica that has all gradients, but for those known to be sparse."""
-        self._has.fill(1)
+        self.has.fill(1)
         self._is_sparse.fill(0)
         self._lacks_any = False
         for number in self.sparse:
-            self._has[number] = self._is_sparse[number] = self.parameters[number].grad is not None
-            self._lacks_any |= not self._has[number]
+            self.has[number] = self._is_sparse[number] = self.parameters[number].grad is not None
+            self._lacks_any |= not self.has[number]
 
     def _flat(self, number: int, gradient: Any) -> torch.Tensor:
         """Return a gradient where it is reduced, or what is reduced in its place."""
@@ -220,9 +242,9 @@ class GradientList:
         if gradient is not None and (self._sparse_as_dense or gradient.sparse_dim() != 1):
             parameter.grad = gradient.detach().to_dense()
             return parameter.grad
-        self._has[number] = 0 if gradient is None else 1
+        self.has[number] = 0 if gradient is None else 1
         self._lacks_any |= gradient is None
-        self._is_sparse[number] = self._has[number]
+        self._is_sparse[number] = self.has[number]
         zeros = self._zeros.get(number)
         if zeros is None:
             zeros = torch.empty(parameter.shape, dtype=parameter.dtype, device=self._place)
@@ -231,7 +253,7 @@ class GradientList:
 
     def _settle(self, op: str, scale: float | None) -> frozenset[int]:
         """Give this replica the gradients that others have, and reduce those that are sparse anywhere."""
-        has, is_sparse = self._has != 0, self._is_sparse != 0
+        has, is_sparse = self.has != 0, self._is_sparse != 0
         found = []
         for number, parameter in enumerate(self.parameters):
             if is_sparse[number]:

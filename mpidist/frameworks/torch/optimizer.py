@@ -13,15 +13,12 @@ from mpidist.errors import quoted
 from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, trainable
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap, trainable
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import prepare_step
 from mpidist.frameworks.torch.tensors import Named
 from mpidist.frameworks.torch.unowned_parameters import module_of
 from mpidist.options import ReduceOp
-
-#: What `overlap` may be.
-_OVERLAPS = ("none",)
 
 
 class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
@@ -57,7 +54,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
     process_set : None
         All replicas.  Some of them are a world of their own, `mpidist.new_world`.
     overlap : str
-        ``"none"``: gradients are reduced after the backward pass.  Nothing else has been shown to be quicker.
+        ``"auto"``: over several nodes, sums of long models begin in the backward pass.  ``"none"``: all after it.
     staging : str, optional
         ``"host"`` has gradients of a device pass through host memory, with two copies; without it those on a CUDA
         device are reduced there, and those on others are an error.
@@ -110,7 +107,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         sparse_as_dense: bool = False,
         process_set: None = None,
         *,
-        overlap: str = "none",
+        overlap: str = "auto",
         staging: str | None = None,
         check_every: int = 50,
         strategy: Any = None,
@@ -127,7 +124,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
                 self._listing,
                 ReduceOp.of_gradients(op).verb,
                 f"DistributedOptimizer({type(self).__name__})",
-                *(backward_passes_per_step, staging, sparse_as_dense, compression),
+                *(backward_passes_per_step, staging, sparse_as_dense, compression, overlap != "none"),
             )
             self._reduction.comparison = StepComparison(replicas, self._listing, check_every, self)
             self._look_after([] if module is None else [module])
@@ -218,8 +215,7 @@ def _plain(cls: Any) -> Any:
 
 def _check_asked(op: Any, predivide: float, process_set: Any, overlap: str) -> None:
     """Raise for what is not there."""
-    if overlap not in _OVERLAPS:
-        raise ValueError(f"overlap={overlap!r}: it is one of {', '.join(map(repr, _OVERLAPS))}")
+    check_overlap(overlap)
     if not predivide > 0:
         raise ValueError(f"gradient_predivide_factor={predivide}: it is more than 0")
     if predivide != 1.0 and ReduceOp.of_gradients(op) is not ReduceOp.MEAN:

@@ -1,4 +1,4 @@
-"""When the gradients of a model are reduced: at the end of the backward pass, once a step.
+"""When the gradients of a model are reduced: at the end of the backward pass, once a step.  `Overlap` may begin before.
 
 So whatever comes between ``backward()`` and ``step()`` (clipping, unscaling, the user's own looking) finds the reduced
 gradients, as it would in one process.  A replica that makes no backward pass joins the others in its step.
@@ -34,6 +34,7 @@ from mpidist.frameworks.torch.gradients import NOTES, GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, Joining
 from mpidist.frameworks.torch.marks import MarkState, digest_of
 from mpidist.frameworks.torch.origins import GradientOrigins
+from mpidist.frameworks.torch.overlap import Overlap
 from mpidist.frameworks.torch.row_parts import RowParts
 from mpidist.frameworks.torch.tensors import Named, check_memory
 from mpidist.frameworks.torch.unowned_parameters import UnownedParameters
@@ -41,6 +42,9 @@ from mpidist.frameworks.torch.unowned_parameters import UnownedParameters
 #: What a replica tells the others with its gradients: its number of steps, modulo this, and of what kind these are.
 _PHASES = NOTES - 7
 _NOT_LEFT, _LEFT, _CHANGED, _MIXED, _TOUCHED, _OWN, _UNOWNED = range(_PHASES, NOTES)
+
+#: What users may ask for: sums begin in the backward pass where that is a gain, or never.
+_OVERLAPS = ("auto", "none")
 
 #: By the id of a parameter: itself, what reduces its gradient, and how that is called.
 _owners: dict[int, tuple[ref[torch.Tensor], ref[Any], str]] = {}
@@ -86,6 +90,8 @@ class GradientReduction:
         ``"host"`` has tensors of a device pass through host memory.
     sparse_as_dense : bool
     compression : Compression, optional
+    overlaps : bool
+        Whether reductions may be begun in the backward pass.
 
     Attributes
     ----------
@@ -99,6 +105,8 @@ class GradientReduction:
         Whether steps take the gradients as they are for now.
     joining : Joining or None
         Where replicas may run out of rows.
+    overlap : Overlap or None
+        What begins to reduce gradients in the backward pass.
     comparison : StepComparison or None
         What else is compared with each reduction, where no replica runs out of rows.
     """
@@ -113,6 +121,7 @@ class GradientReduction:
         staging: str | None = None,
         sparse_as_dense: bool = False,
         compression: Compression | None = None,
+        overlaps: bool = True,
     ) -> None:
         if compression is not None and not isinstance(compression, Compression):
             raise TypeError(
@@ -139,6 +148,8 @@ class GradientReduction:
         self._last: tuple[str, float | None] = (op, None)
         self._crossed = crossing.count()
         self._number = replicas.next_number()
+        self._may_overlap = overlaps
+        self.overlap: Overlap | None = None
         self._bind(trainable(named()))
 
     def _bind(self, named: Sequence[Named]) -> GradientList:
@@ -224,7 +235,12 @@ class GradientReduction:
         if self.is_held or origins.passes < self._passes or is_foreign:
             origins.mark()
         else:
-            self.reduce(_Given(is_mixed=is_mixed))
+            self.reduce(_Given(is_mixed=is_mixed), is_at_end=not is_mixed)
+
+    def _gives_all(self) -> bool:
+        """Return whether the pass that is going on gives all that is reduced at its end, as it is.  Local."""
+        is_other = self.is_held or self._passes > 1 or self.rows is not None or self.joining is not None
+        return not (is_other or self._origins.passes or self._origins.is_mixed())
 
     def before_step(self, optimizer: Any, is_asked: bool = False) -> None:
         """Reduce what an optimizer would take that is not reduced yet; others may have made a backward pass.
@@ -279,8 +295,11 @@ class GradientReduction:
         """Count steps from the beginning, after each rank has made its own number of them.  Local."""
         self._steps = 0
 
-    def reduce(self, given: _Given = _Given()) -> None:
-        """Reduce the gradients, whatever has been done before.  Collective: every rank calls it in the same order."""
+    def reduce(self, given: _Given = _Given(), is_at_end: bool = False) -> None:
+        """Reduce the gradients, whatever has been done before.
+
+        Collective: every rank calls it in the same order.  `is_at_end` says that a pass has given all of them.
+        """
         if self.joining is not None and not given.is_joined:
             self.joining.announce(GRADIENTS)
         bound, rows, compared = self._current(), self.rows, None
@@ -295,7 +314,9 @@ class GradientReduction:
         unowned = [told for each in self._unowned if (told := each.found())]
         self._tell(notes, given, len(digest) > 0, len(unowned) > 0)
         with torch.no_grad():
-            sparse = bound.reduce(op, scale, compared)
+            sparse = self._reduced(bound, op, scale, compared, is_at_end)
+        if compared is not None:
+            compared.are_compared()
         if notes[_UNOWNED]:
             self._refuse(unowned)
         if notes[_TOUCHED]:
@@ -316,6 +337,35 @@ class GradientReduction:
                 self.rows = rows
                 self.reduce(_Given(is_own=given.is_own))
             self._origins.mark()
+
+    def _reduced(
+        self, bound: GradientList, op: str, scale: float | None, compared: StepComparison | None, is_at_end: bool
+    ) -> frozenset[int]:
+        """Take what was begun in the backward pass, or reduce all now; return the numbers of sparse gradients.
+
+        Collective.
+        """
+        overlap = self.overlap
+        if overlap is not None:
+            is_asked = is_at_end and op == self.op and scale is None and self.joining is None
+            if overlap.reduce(is_asked, bound, compared):
+                return frozenset()
+            compared = None  # with that call
+            if overlap.is_over:
+                self.overlap = None
+                self._may_overlap &= overlap.gradients is not bound
+        plan = self._plan(bound) if self.overlap is None else None
+        bound.keeps_apart[0] = plan is None
+        sparse = bound.reduce(op, scale, compared)
+        if plan is not None and not bound.keeps_apart[0]:
+            self.overlap = Overlap(self.replicas, bound, plan, self._number, WeakMethod(self._gives_all))
+        return sparse
+
+    def _plan(self, bound: GradientList) -> Any:
+        """Return the buckets that may be reduced in backward passes from now on; None where this rank cannot.  Local"""
+        if not (self._may_overlap and bound.is_plain and self._passes == 1 and self.joining is None):
+            return None
+        return self.replicas.early_plan(bound.signatures[::-1], self.op, self._number)
 
     def _tell(self, notes: Any, given: _Given, is_own: bool, is_unowned: bool) -> None:
         """Set what this replica tells the others.  Local."""
@@ -446,6 +496,12 @@ class GradientReduction:
             self.is_skipped = before
 
 
+def check_overlap(overlap: str) -> None:
+    """Raise ValueError unless that can be asked for.  Local."""
+    if overlap not in _OVERLAPS:
+        raise ValueError(f"overlap={overlap!r}: it is one of {', '.join(map(repr, _OVERLAPS))}")
+
+
 def trainable(named: Iterable[Named]) -> list[Named]:
     """Return those that are to have a gradient."""
     return [pair for pair in named if pair[1].requires_grad]
@@ -478,6 +534,12 @@ class GradientOwner:
     def _stepper(self) -> Any:
         """Return whose step is asked about; None for that of any optimizer."""
         return None
+
+    @property
+    def has_overlapped(self) -> bool:
+        """Whether the last reduction was begun in the backward pass, and not after it.  Local."""
+        overlap = self._reduction.overlap
+        return overlap is not None and overlap.has_taken
 
     @property
     def rows(self) -> float | None:

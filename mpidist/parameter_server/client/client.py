@@ -70,7 +70,7 @@ class Client:
         self.number = number
         self.worker_count = worker_count
         self.is_chief = is_chief
-        self.servers = [open_server(connection, place, number) for place, connection in enumerate(connections)]
+        self.servers = self._opened(connections)
         #: By number; without servers that are gone.
         self._ends = {end.number: end for end in self.servers}
         self._specs: dict[Key, VariableSpec] = {}
@@ -85,6 +85,9 @@ class Client:
         self._clocks = self._find_clocks()
         self._in_step = not self._clocks
         self._is_idle = False
+
+    def _opened(self, connections: Sequence[Connection]) -> list[ServerEnd]:
+        return [open_server(connection, place, self.number) for place, connection in enumerate(connections)]
 
     # -- variables ----------------------------------------------------------------------------------------------------
 

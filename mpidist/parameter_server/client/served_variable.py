@@ -237,11 +237,9 @@ class ShardedVariable(ServedVariable):
         self._offsets = numpy.concatenate([[0], numpy.cumsum(lengths)]).astype(numpy.int64)
         parts = [{**attributes, "name": spec.name} for spec in specs]
         self.variables = [
-            ServedVariable(client, *each, **part) for each, part in zip(self._singles(), parts, strict=True)
+            ServedVariable(client, [spec], [server], **part)
+            for spec, server, part in zip(self.specs, self.servers, parts, strict=True)
         ]
-
-    def _singles(self) -> Iterator[tuple[list[VariableSpec], list[int]]]:
-        return (([spec], [server]) for spec, server in zip(self.specs, self.servers, strict=True))
 
     @property
     def shape(self) -> tuple[int, ...]:

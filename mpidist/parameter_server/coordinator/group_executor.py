@@ -67,7 +67,8 @@ class GroupExecutor(FunctionExecutor):
                 args, kwargs = ((), {}) if payload is None else self._arguments(payload)
                 result = packed(fn(*args, **kwargs))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
-                failure, is_consequence = self._failure(error, numbers, len(results)), _is_consequence(error)
+                failure = self._failure(error, numbers, len(results))
+                is_consequence = isinstance(error, RemoteReplicaError)  # another rank failed, in a collective of both
             failure = self._agreed(failure, is_consequence)
             if failure is not None:
                 return failure
@@ -85,11 +86,6 @@ class GroupExecutor(FunctionExecutor):
     @property
     def _own_client(self) -> Client | None:
         return self._client.first
-
-
-def _is_consequence(error: BaseException) -> bool:
-    """Whether a rank failed only because another did, in a collective of both."""
-    return isinstance(error, RemoteReplicaError)
 
 
 class _Silence(Conversation):

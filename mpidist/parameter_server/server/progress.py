@@ -20,6 +20,9 @@ from mpidist.transports.connections.base import Connection
 class ServerProgress:
     """How far a server is, in words that the clients on its node read."""
 
+    #: How many optimizers there may be.
+    most_optimizers: float = LEDGER_OPTIMIZERS
+
     def __init__(self, connections: Sequence[Connection], number: int) -> None:
         shares = settings().shared_memory and any(connection.is_shared for connection in connections)
         self._file = _shared_ledger(connections, number) if shares else None
@@ -88,10 +91,14 @@ class ServerProgress:
 
     def show_rule(self, number: int) -> None:
         """Show that an optimizer has other settings, and its steps and learning rate."""
-        self.words[Ledger.steps_word(number)] = self.store.optimizers[number].optimizer.iterations
+        self.show_steps(number)
         self.show_rate(number)
         self.store.rules_number += 1
         self.show()
+
+    def show_steps(self, number: int) -> None:
+        """Show the steps of an optimizer."""
+        self.words[Ledger.steps_word(number)] = self.store.optimizers[number].optimizer.iterations
 
     def show_rate(self, number: int) -> None:
         """Show the learning rate, NaN where it is more than a number that somebody has set."""

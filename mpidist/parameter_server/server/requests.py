@@ -11,7 +11,7 @@ import numpy
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.consistency import Consistency
 from mpidist.parameter_server.layout import Key, PushPlan, VariableSpec
-from mpidist.parameter_server.ledger import LEDGER_OPTIMIZERS, Ledger
+from mpidist.parameter_server.ledger import Ledger
 from mpidist.parameter_server.pickles import packed
 from mpidist.parameter_server.server.peer import Peer
 from mpidist.parameter_server.server.progress import ServerProgress
@@ -147,8 +147,9 @@ class Requests:
 
     def _on_register(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         number = request["number"]
-        if number >= LEDGER_OPTIMIZERS:
-            raise ValueError(f"a server takes {LEDGER_OPTIMIZERS} optimizers, and this is number {number}")
+        if number >= self._progress.most_optimizers:
+            most = self._progress.most_optimizers
+            raise ValueError(f"a server takes {most} optimizers, and this is number {number}")
         if number not in self._store.optimizers:
             self._store.optimizers[number] = StoredOptimizer(bytes(array), number)
             self._progress.show_rule(number)
@@ -188,7 +189,7 @@ class Requests:
     def _on_iterations(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(peer)
         self._optimizer(request).optimizer.iterations = request["value"]
-        self._progress.words[Ledger.steps_word(request["number"])] = request["value"]
+        self._progress.show_steps(request["number"])
         return ({},)
 
     def _on_rate(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:

@@ -121,7 +121,11 @@ class Report(Callback):
         if not self._has_chosen:
             self._notes.add("chosen", facts=facts.chosen(self._strategy, self._communicator, self._variables))
             self._has_chosen = True
-        numbers = {name: float(value) for name, value in (logs or {}).items() if _is_number(value)}
+        numbers = {
+            name: float(value)
+            for name, value in (logs or {}).items()
+            if isinstance(value, Real) or getattr(value, "shape", None) == ()
+        }
         memory = notes.memory_peak()
         self._notes.add("progress", epoch=epoch, step=step, rows=rows, memory=memory, logs=numbers)
 
@@ -153,7 +157,3 @@ class Report(Callback):
         if not self._is_together:
             return [text]
         return [each.decode() for each in self._communicator.exchange(text.encode(), "report of a training")]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) or getattr(value, "shape", None) == ()

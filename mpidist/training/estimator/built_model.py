@@ -64,12 +64,8 @@ class BuiltModel:
         self.is_served = any(not variable.is_here for variable in self.model.variables)
         self.position = StepPosition()
         optimizer = {} if self.optimizer is None else {"optimizer": self.optimizer}
-        self.checkpoint = Checkpoint(**named_variables(spec.variables), **optimizer, **{POSITION: self.position})
-
-
-def named_variables(variables: Any) -> dict[str, Any]:
-    """Return the variables as an argument of `Checkpoint`.  Local."""
-    return {VARIABLES: variables if isinstance(variables, (dict, list, tuple)) else [variables]}
+        variables = spec.variables if isinstance(spec.variables, (dict, list, tuple)) else [spec.variables]
+        self.checkpoint = Checkpoint(**{VARIABLES: variables}, **optimizer, **{POSITION: self.position})
 
 
 def without_rows(outline: Any) -> tuple[Any, Any]:

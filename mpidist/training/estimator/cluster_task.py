@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpidist.cluster.spec import ClusterSpec
+from mpidist.cluster.spec import ClusterSpec, task_count
 
 _CHIEF, _WORKER, _PS, _EVALUATOR = "chief", "worker", "ps", "evaluator"
 
@@ -70,8 +70,8 @@ def of_environment(environ: Mapping[str, str]) -> ClusterTask:
         task_type == _CHIEF,
         spec,
         master=f"grpc://{address}" if sum(map(spec.num_tasks, spec.jobs)) > 1 else "",
-        num_ps_replicas=_count(spec, _PS),
-        num_worker_replicas=1 + _count(spec, _WORKER),
+        num_ps_replicas=task_count(spec, _PS),
+        num_worker_replicas=1 + task_count(spec, _WORKER),
         global_id_in_cluster=_global_id(spec, task_type, task_id),
         has_evaluator=_EVALUATOR in spec.jobs,
     )
@@ -95,8 +95,8 @@ def of_strategy(strategy: Any, environ: Mapping[str, str]) -> ClusterTask:
         task_id,
         strategy.extended.is_chief,
         spec,
-        num_ps_replicas=_count(spec, _PS),
-        num_worker_replicas=_count(spec, _CHIEF) + _count(spec, _WORKER) or 1,
+        num_ps_replicas=task_count(spec, _PS),
+        num_worker_replicas=task_count(spec, _CHIEF) + task_count(spec, _WORKER) or 1,
         global_id_in_cluster=_global_id(spec, task_type, task_id),
         has_evaluator=_EVALUATOR in spec.jobs,
     )
@@ -153,8 +153,4 @@ def _address(spec: ClusterSpec, task_type: str, task_id: int) -> str:
 def _global_id(spec: ClusterSpec, task_type: str, task_id: int) -> int:
     """Return the number of a task: the chief is first, then workers, then servers."""
     before = {_CHIEF: (), _WORKER: (_CHIEF,), _PS: (_CHIEF, _WORKER)}.get(task_type, ())
-    return task_id + sum(_count(spec, job) for job in before)
-
-
-def _count(spec: ClusterSpec, job: str) -> int:
-    return spec.num_tasks(job) if job in spec.jobs else 0
+    return task_id + sum(task_count(spec, job) for job in before)

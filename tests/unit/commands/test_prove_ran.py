@@ -33,6 +33,13 @@ def test_a_test_that_never_ran_fails_and_is_named(tmp_path, capsys):
     assert "never ran: b" in capsys.readouterr().out
 
 
+def test_a_test_without_ranks_that_was_skipped_fails_too(tmp_path, capsys):
+    assert main([write(tmp_path / "slurm", 0, ["a"], ["a"])]) == 0
+    assert "1 without ranks" in capsys.readouterr().out
+    assert main([write(tmp_path / "slurm", 0, ["a", "b"], ["a"])]) == 1
+    assert "never ran: b" in capsys.readouterr().out
+
+
 def test_no_test_at_all_fails(tmp_path):
     assert main([str(tmp_path)]) == 1
     assert main([write(tmp_path / "ran", 1, ["a"], [])]) == 1

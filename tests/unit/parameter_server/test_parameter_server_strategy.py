@@ -703,3 +703,12 @@ def test_a_chief_may_train_between_the_functions_that_it_schedules(consistency):
 
     # one worker: every push is a step, the chief's too
     assert job(on_rank, 3, consistency=consistency) == [([-22.0] * 3, 22)]
+
+
+def test_two_gradients_of_one_variable_are_refused_without_servers_too():
+    with mpidist.ParameterServerStrategy(num_ps=1).scope():
+        variable, optimizer = mpidist.Variable(numpy.zeros(2)), mpidist.optimizers.SGD(1.0)
+    pair = numpy.ones(2), variable
+    with pytest.raises(ValueError, match="two gradients"):
+        optimizer.apply_gradients([pair, pair])
+    assert variable.numpy().tolist() == [0, 0]

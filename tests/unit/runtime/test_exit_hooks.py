@@ -6,6 +6,8 @@ import io
 import json
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -79,6 +81,30 @@ def test_a_rank_that_fails_tells_the_ranks_of_other_nodes(capsys):
     code, messages = _end(board, ValueError("boom"))
     assert code == 1 and messages >= 2  # rank 2 and rank 3
     assert "ValueError: boom" in capsys.readouterr().err
+
+
+def test_ranks_of_a_node_that_fail_each_by_its_own_error_print_one_after_the_other(monkeypatch):
+    board = StatusBoard(bytearray(StatusBoard.nbytes(3)), 3)
+    channels = [ControlChannel(rank, 3, board, range(3), hosts=["a"] * 3, chosen=Settings()) for rank in range(3)]
+    seen = []
+
+    def say(text):
+        rank = int(text.split()[2])
+        seen.append(("begins", rank))
+        time.sleep(0.02)  # a launcher that passes it on in pieces
+        seen.append(("ends", rank))
+
+    monkeypatch.setattr("mpidist.runtime.exit_hooks.say", say)
+    hooks = [ExitHooks(channel, lambda code: seen.append(("aborts", code))) for channel in channels]
+    errors = [ValueError("first"), ValueError("second"), KeyError("third")]
+    pairs = zip(hooks, errors, strict=True)
+    ranks = [threading.Thread(target=each.end_by, args=(error, f"{error!r}\n")) for each, error in pairs]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert seen[:6] == [(what, rank) for rank in range(3) for what in ("begins", "ends")]
+    assert seen[6:] == [("aborts", 1)] * 3  # none ends the job before all have printed
 
 
 class Slow(Messenger):

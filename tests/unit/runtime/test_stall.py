@@ -76,6 +76,13 @@ def test_all_waiting_ranks_of_all_nodes_name_the_missing_one(missing):
         assert not any(f"for rank {rank}" in str(error) for rank in waiting)
 
 
+def test_a_node_of_which_no_rank_comes_is_named_as_one():
+    errors = _errors_of_waiting(_two_nodes(nodes=3), [0, 1, 2])
+    assert sorted(errors) == [0, 1, 2]
+    expected = "s for rank 3 (host1), rank 4 (host2), rank 5 (host2), all ranks of host2: that node may be down. Every"
+    assert all(expected in str(error) for error in errors.values()), errors
+
+
 @pytest.mark.parametrize("stopped", [1, 3])
 def test_all_waiting_ranks_name_one_that_has_come_and_does_not_move_on(stopped):
     channels = _two_nodes()

@@ -1,0 +1,219 @@
+"""Gradients whose sums between nodes are begun in the backward pass, bucket by bucket, and taken at its end.
+
+Backward passes give gradients about in the reverse order of the parameters, and so lie the buckets.  When the last
+gradient of a bucket has come, and the buckets before it have begun, its values are copied and its sum is begun; the sum
+moves on with each gradient that comes.  Nothing waits, and no gradient is touched, before the pass is over.  Then one
+call tells whether the sums count on all replicas: one pass has given all, and nothing has changed a gradient since it
+was copied.  Only then are the sums put in place of the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+from weakref import WeakMethod, finalize, ref
+from zlib import crc32
+
+import numpy
+import torch
+
+from mpidist.collectives.reductions.plan import Plan
+from mpidist.collectives.ways.pieces import Pieces
+from mpidist.frameworks.replicas import Replicas
+from mpidist.frameworks.torch.backward import current_pass
+from mpidist.frameworks.torch.comparison import StepComparison
+from mpidist.frameworks.torch.gradients import GradientList
+from mpidist.frameworks.torch.tensors import array_of, is_flat, is_on_host
+
+#: After so many reductions in a row that could not take what was begun, nothing is begun any more.
+_MOST_MISSED = 3
+
+
+class Overlap:
+    """The early sums of the gradients of one list.
+
+    Parameters
+    ----------
+    replicas : Replicas
+    gradients : GradientList
+    plan : Plan
+        Of its signatures in reverse order.
+    number : int
+        Of the list, the same on all replicas.
+    may_begin : WeakMethod
+        ``may_begin()`` returns whether the pass that is going on gives all that is reduced next.
+
+    Attributes
+    ----------
+    gradients : GradientList
+    has_taken : bool
+        Whether the last reduction has taken what was begun.
+    is_over : bool
+        Whether this is not used any more; the same on all replicas.
+    """
+
+    def __init__(
+        self, replicas: Replicas, gradients: GradientList, plan: Plan, number: int, may_begin: WeakMethod[Any]
+    ) -> None:
+        self.gradients = gradients
+        self.has_taken = self.is_over = False
+        self._may_begin = may_begin
+        self._scale = 1.0 / replicas.size if plan.op == "mean" else None
+        self._parameters = gradients.parameters[::-1]
+        self._sums = replicas.bind_early(plan, number, gradients.flags_signature, 1 + gradients.tell().size)
+        self._members = [bucket.tensors for bucket in plan.buckets]
+        self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
+        self._bucket_of = {id(self._parameters[each]): n for n, found in enumerate(self._members) for each in found}
+        self._missed = 0
+        self._reset()
+        hook = _hook_of(self)
+        handles = [each.register_post_accumulate_grad_hook(hook) for each in self._parameters]
+        finalize(self, _remove, handles)
+
+    def _reset(self) -> None:
+        """Wait for the first gradient of the next pass."""
+        self._pass = -1
+        self._is_spoiled = False
+        self._lacking = [len(each) for each in self._members]
+        self._come: set[int] = set()
+        self._copied: list[list[int | None]] = []  # by bucket that was copied: the check sums of its gradients
+
+    # -- in the backward pass -----------------------------------------------------------------------------------------
+
+    def came(self, parameter: torch.Tensor) -> None:
+        """Take note of a gradient, begin what is complete, and move on what is under way.  Local."""
+        if self._is_spoiled:
+            return
+        number, key = current_pass(), id(parameter)
+        if self._pass < 0 and self._may_begin_now():
+            self._pass = number
+        if number != self._pass or key in self._come:  # not all, or not the last, that is reduced next
+            self._is_spoiled = True
+            return
+        self._come.add(key)
+        self._lacking[self._bucket_of[key]] -= 1
+        while len(self._copied) < len(self._lacking) and not self._lacking[len(self._copied)]:
+            self._copy(len(self._copied))
+        if self._copied and not self._is_spoiled:
+            self._sums.move_on(len(self._copied))
+
+    def _may_begin_now(self) -> bool:
+        may_begin = self._may_begin()
+        return may_begin is not None and bool(may_begin())
+
+    def _copy(self, index: int) -> None:
+        """Copy the gradients of a bucket to where they are summed, zeros for those that there are not."""
+        arrays, sums = [], []
+        for parameter in self._of_bucket(index):
+            gradient = parameter.grad
+            if gradient is not None and not _is_plain(gradient, parameter):
+                self._is_spoiled = True
+                return
+            values = numpy.zeros(parameter.shape, self._sums.buffers[index].dtype) if gradient is None else None
+            arrays.append(array_of(gradient) if values is None else values)
+            sums.append(None if gradient is None else _check_sum(arrays[-1]))
+        self._pieces[index].gather(0, self._pieces[index].elements, arrays, self._sums.buffers[index])
+        self._copied.append(sums)
+
+    def _of_bucket(self, index: int) -> Iterator[torch.Tensor]:
+        return (self._parameters[each] for each in self._members[index])
+
+    # -- at its end ---------------------------------------------------------------------------------------------------
+
+    def reduce(self, is_asked: bool, bound: GradientList, compared: StepComparison | None) -> bool:
+        """Take the early sums if they count on all replicas, and return whether they do.
+
+        Collective: every rank calls it in the same order, before a reduction of any other kind.
+
+        Parameters
+        ----------
+        is_asked : bool
+            Whether the last pass was to give all that is reduced.
+        bound : GradientList
+            That of the parameters that there are now.
+        compared : StepComparison, optional
+            What is compared with them.
+        """
+        counts = is_asked and bound is self.gradients and self._pass >= 0 and self._complete()
+        self._missed = 0 if counts else self._missed + 1
+        flags, gradients = self._sums.flags, self.gradients
+        flags[0] = bound is not gradients or self._missed >= _MOST_MISSED
+        flags[1:] = gradients.tell() if counts else 0
+        self._is_spoiled = True  # until the call has come to its end
+        if compared is not None:
+            compared.compare_groups(self._sums)
+        self.has_taken = self._sums(counts)
+        self.is_over = flags[0] != 0
+        if self.has_taken:
+            gradients.hear(flags[1:])
+            self._put_in_place()
+        self._reset()
+        if self.is_over:
+            self._sums.close()
+        return self.has_taken
+
+    def _complete(self) -> bool:
+        """Copy the buckets that lack gradients, and return whether those copied before are as they were."""
+        kept = len(self._copied)
+        if self._is_spoiled or any(_has_changed(*each) for index in range(kept) for each in self._pairs(index)):
+            return False
+        while len(self._copied) < len(self._members) and not self._is_spoiled:
+            self._copy(len(self._copied))
+        return not self._is_spoiled
+
+    def _pairs(self, index: int) -> Iterator[tuple[torch.Tensor, int | None]]:
+        return zip(self._of_bucket(index), self._copied[index], strict=True)
+
+    def _put_in_place(self) -> None:
+        """Put the sums, or means, in place of the gradients that any replica has."""
+        has = self.gradients.has[::-1]
+        for pieces, members, values in zip(self._pieces, self._members, self._sums.buffers, strict=True):
+            for (start, stop), each in zip(pairwise(pieces.offsets), members, strict=True):
+                if has[each]:
+                    self._put(self._parameters[each], values[start:stop])
+
+    def _put(self, parameter: torch.Tensor, values: Any) -> None:
+        if self._scale is not None:
+            numpy.multiply(values, self._scale, out=values)
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+        array_of(parameter.grad).reshape(-1)[...] = values
+
+
+def _hook_of(overlap: Overlap) -> Callable[[torch.Tensor], None]:
+    """Return what parameters call, which does not keep what it tells."""
+    found = ref(overlap)
+
+    def hook(parameter: torch.Tensor) -> None:
+        known = found()
+        if known is not None:
+            known.came(parameter)
+
+    return hook
+
+
+def _remove(handles: list[Any]) -> None:
+    for each in handles:
+        each.remove()
+
+
+def _is_plain(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Return whether a gradient can be copied, and sums put in its place."""
+    is_dense = gradient.layout is torch.strided and gradient.dtype is parameter.dtype
+    return is_dense and is_on_host(gradient) and is_flat(gradient)
+
+
+def _has_changed(parameter: torch.Tensor, check_sum: int | None) -> bool:
+    """Return whether a parameter's gradient is not what was copied."""
+    gradient = parameter.grad
+    if gradient is None or check_sum is None:
+        return gradient is not None or check_sum is not None
+    return not _is_plain(gradient, parameter) or _check_sum(array_of(gradient)) != check_sum
+
+
+def _check_sum(array: Any) -> int:
+    """Return 64 bits that stand for the bytes of an array, wherever it lies."""
+    raw = array.reshape(-1).view(numpy.uint8)
+    whole = raw.size // 8 * 8
+    return int(raw[:whole].view(numpy.uint64).sum()) + crc32(raw[whole:])

@@ -1,0 +1,461 @@
+"""Sums that begin in the backward pass: on ranks of two nodes together what one process does, whatever the pass is."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mpi4py import MPI  # noqa: E402
+
+import mpidist  # noqa: E402
+import mpidist.torch  # noqa: E402
+from mpidist.collectives import early_sums  # noqa: E402
+from mpidist.errors import CollectiveMismatchError, RemoteReplicaError  # noqa: E402
+from tests.frameworks.torch_models import (  # noqa: E402
+    COLUMNS,
+    assert_alike,
+    assert_same_bits,
+    batches,
+    cross_entropy,
+    momentum,
+    part,
+    rows,
+    tanh_model,
+    trained_alone,
+    world,
+)
+
+pytestmark = pytest.mark.mpi
+
+#: How a model is trained on all ranks.
+KINDS = ["module", "optimizer"]
+
+
+@pytest.fixture(autouse=True)
+def two_nodes(monkeypatch):
+    """A world in which the ranks of this machine are on two nodes; short models have several buckets in it."""
+    monkeypatch.setattr(early_sums, "_LEAST_BUCKET_BYTES", 64)
+    monkeypatch.setenv("MPIDIST_VIRTUAL_NODES", "2")
+    with mpidist.new_world(MPI.COMM_WORLD):
+        assert world().topology.node_count == min(2, world().size)
+        yield
+
+
+def distributed(bare, kind="module", **options):
+    """Return a model and its optimizer, and which of the two reduces."""
+    if kind == "module":
+        model = mpidist.torch.DistributedDataParallel(bare, **options)
+        return model, momentum(bare.parameters()), model
+    optimizer = mpidist.torch.DistributedOptimizer(momentum(bare.parameters()), bare.named_parameters(), **options)
+    return bare, optimizer, optimizer
+
+
+def train(model, optimizer, data, loss_fn=cross_entropy):
+    for batch in data:
+        x, y = part(batch, "even")
+        optimizer.zero_grad()
+        loss_fn(model(x), y).backward()
+        optimizer.step()
+
+
+def several():
+    return world().size > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_equal_one_process_and_all_passes_but_the_first_overlap(kind):
+    bare = tanh_model()
+    expected = trained_alone(bare, momentum, batches(6, 12))
+    model, optimizer, owner = distributed(bare, kind)
+    for number, batch in enumerate(batches(6, 12)):
+        train(model, optimizer, [batch])
+        assert owner.has_overlapped == (several() and number > 0)
+    assert_alike(bare, expected)
+
+
+def test_sums_of_losses_that_are_divided_by_the_global_batch():
+    bare = tanh_model()
+    expected = trained_alone(bare, momentum, batches(5, 12))
+    model, optimizer, owner = distributed(bare, op="sum")
+    train(model, optimizer, batches(5, 12), lambda x, y: cross_entropy(x, y) / world().size)
+    assert owner.has_overlapped == several()
+    assert_alike(bare, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64])
+def test_the_bits_are_those_of_the_sum_after_the_pass(dtype):
+    found = []
+    for overlap in ("auto", "none"):
+        torch.manual_seed(3)
+        bare = torch.nn.ParameterList(torch.randn(9, 31).to(dtype) for _ in range(3))
+        owner = mpidist.torch.DistributedOptimizer(torch.optim.SGD(bare, lr=0.25), overlap=overlap)
+        for step in range(3):
+            owner.zero_grad()
+            factor = torch.randn(9, 31, generator=torch.Generator().manual_seed(10 * step + world().rank)).to(dtype)
+            sum((each * factor * (number + 1)).abs().sum() for number, each in enumerate(bare)).backward()
+            owner.step()
+        assert owner.has_overlapped == (several() and overlap == "auto")
+        assert_same_bits(*(each.view(torch.uint8) if dtype.is_complex else each for each in bare.parameters()))
+        found.append(torch.cat([each.detach().reshape(-1) for each in bare]))
+    if world().size <= 3:  # two nodes, two ranks on each at most: then there is one order of additions
+        assert torch.equal(*found)
+
+
+def test_only_auto_and_none_can_be_asked_for():
+    for make in (
+        mpidist.torch.DistributedDataParallel,
+        lambda bare, **options: distributed(bare, "optimizer", **options),
+    ):
+        with pytest.raises(ValueError, match="overlap='buckets': it is one of 'auto', 'none'"):
+            make(tanh_model(), overlap="buckets")
+
+
+# -- which gradients there are ----------------------------------------------------------------------------------------
+
+
+class Branches(torch.nn.ModuleDict):
+    """Parts of which each rank takes some, in an order of its own."""
+
+    def __init__(self, names="abcd"):
+        torch.manual_seed(5)
+        super().__init__({name: torch.nn.Linear(COLUMNS, COLUMNS).double() for name in names})
+
+    def run(self, x, names):
+        for name in names:
+            x = torch.tanh(self[name](x))
+        return x.square().sum()
+
+
+def test_parameters_that_are_not_reached():
+    """On some ranks: zeros.  On all: no gradient."""
+    bare = Branches()
+    model, optimizer, owner = distributed(bare)
+    for step in range(3):
+        optimizer.zero_grad()
+        x = rows(4, seed=step)[0]
+        taken = [("ab" if rank == 0 else "b") for rank in range(world().size)]
+        alone = copy.deepcopy(bare)
+        for names in taken:
+            (alone.run(x, names) / world().size).backward()
+        bare.run(x, taken[world().rank]).backward()
+        assert owner.has_overlapped == (several() and step > 0)
+        for name in "ab":
+            torch.testing.assert_close(bare[name].weight.grad, alone[name].weight.grad, rtol=1e-12, atol=1e-14)
+        assert bare["c"].weight.grad is None and bare["d"].bias.grad is None
+        optimizer.step()
+
+
+def test_gradients_come_in_another_order_on_each_rank():
+    bare = Branches()
+    model, optimizer, owner = distributed(bare)
+    for step in range(3):
+        optimizer.zero_grad()
+        x = rows(4, seed=step)[0]
+        orders = ["abcd" if rank % 2 else "dcba" for rank in range(world().size)]
+        alone = copy.deepcopy(bare)
+        for names in orders:
+            (alone.run(x, names) / world().size).backward()
+        bare.run(x, orders[world().rank]).backward()
+        assert owner.has_overlapped == (several() and step > 0)
+        for found, wanted in zip(bare.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-12, atol=1e-14)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_that_are_used_twice(kind):
+    torch.manual_seed(2)
+    inner = torch.nn.Linear(COLUMNS, COLUMNS).double()
+    bare = torch.nn.Sequential(inner, torch.nn.Tanh(), inner, torch.nn.Tanh(), *tanh_model())
+    expected = trained_alone(bare, momentum, batches(4, 12))
+    model, optimizer, owner = distributed(bare, kind)
+    train(model, optimizer, batches(4, 12))
+    assert owner.has_overlapped == several()
+    assert_alike(bare, expected)
+
+
+def test_parameters_that_are_frozen_and_thawed():
+    torch.manual_seed(6)
+    bare = torch.nn.Sequential(torch.nn.Linear(COLUMNS, COLUMNS).double(), torch.nn.Tanh(), *tanh_model())
+    expected = copy.deepcopy(bare)
+    model, optimizer, owner = distributed(bare)
+    alone = momentum(expected.parameters())
+    for number, (x, y) in enumerate(batches(9, 12)):
+        for each in (bare, expected):
+            each[0].weight.requires_grad_(number // 3 != 1)
+        alone.zero_grad()
+        cross_entropy(expected(x), y).backward()
+        alone.step()
+        train(model, optimizer, [(x, y)])
+        assert owner.has_overlapped == (several() and number % 3 > 0)
+    assert_alike(bare, expected)
+
+
+def test_parameters_that_are_frozen_on_one_rank_are_an_error_on_all():
+    bare = tanh_model()
+    model, optimizer, owner = distributed(bare)
+    train(model, optimizer, batches(3, 12))
+    if world().rank == 0:
+        bare[0].weight.requires_grad_(False)
+    with pytest.raises(CollectiveMismatchError, match="weight") if several() else contextlib.nullcontext():
+        train(model, optimizer, batches(1, 12))
+
+
+# -- which passes there are -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_under_no_sync_in_some_steps(kind):
+    bare = tanh_model()
+    expected = trained_alone(bare, momentum, batches(8, 24))
+    model, optimizer, owner = distributed(bare, kind)
+    for number, batch in enumerate(batches(8, 24)):
+        x, y = part(batch, "even")
+        optimizer.zero_grad()
+        if number % 2:
+            with owner.no_sync():
+                (cross_entropy(model(x[::2]), y[::2]) / 2).backward()
+            (cross_entropy(model(x[1::2]), y[1::2]) / 2).backward()
+        else:
+            cross_entropy(model(x), y).backward()
+        assert owner.has_overlapped == (several() and number > 0 and number % 2 == 0)
+        optimizer.step()
+    assert_alike(bare, expected)
+
+
+def test_several_passes_in_each_step():
+    bare = tanh_model()
+    expected = trained_alone(bare, momentum, batches(4, 24))
+    model, optimizer, owner = distributed(bare, "optimizer")
+    train(model, optimizer, batches(2, 24))
+    assert owner.has_overlapped == several()
+    optimizer.set_backward_passes_per_step(2)
+    for batch in batches(4, 24)[2:]:
+        x, y = part(batch, "even")
+        optimizer.zero_grad()
+        for some in (slice(0, None, 2), slice(1, None, 2)):
+            (cross_entropy(model(x[some]), y[some]) / 2).backward()
+        optimizer.step()
+        assert not owner.has_overlapped
+    assert_alike(bare, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_that_are_weighted_by_rows(kind):
+    bare = tanh_model()
+    expected = trained_alone(bare, momentum, batches(6, 12))
+    model, optimizer, owner = distributed(bare, kind)
+    for number, batch in enumerate(batches(6, 12)):
+        x, y = part(batch, "uneven" if number % 2 else "even")
+        optimizer.zero_grad()
+        if number % 2:
+            owner.rows = len(x)
+        cross_entropy(model(x), y).backward()
+        assert owner.has_overlapped == (several() and number > 0 and number % 2 == 0)
+        optimizer.step()
+    assert_alike(bare, expected)
+
+
+def test_a_rank_that_makes_no_pass():
+    bare = tanh_model()
+    expected = copy.deepcopy(bare)
+    model, optimizer, owner = distributed(bare)
+    alone = momentum(expected.parameters())
+    last, size = world().size - 1, world().size
+    for number, (x, y) in enumerate(batches(4, 12)):
+        takes_part = world().rank != last or number % 2 == 0 or size == 1
+        alone.zero_grad()
+        share = 1 if number % 2 == 0 or size == 1 else (size - 1) / size
+        (cross_entropy(expected(x), y) * share).backward()
+        alone.step()
+        optimizer.zero_grad()
+        if takes_part:
+            cross_entropy(model.module(x), y).backward()
+        optimizer.step()
+    assert_alike(bare, expected)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_within_the_model(use_reentrant):
+    torch.manual_seed(7)
+    bare = torch.nn.Sequential(torch.nn.Linear(COLUMNS, COLUMNS).double(), torch.nn.Tanh(), tanh_model())
+    expected = trained_alone(bare, momentum, batches(4, 12))
+    model, optimizer, owner = distributed(bare, "optimizer")
+
+    def run(x):
+        return torch.utils.checkpoint.checkpoint(bare[2], bare[1](bare[0](x)), use_reentrant=use_reentrant)
+
+    train(run, optimizer, batches(4, 12))
+    assert owner.has_overlapped == (several() and not use_reentrant)
+    assert_alike(bare, expected)
+
+
+def test_two_models_in_one_pass():
+    bares = [tanh_model(seed=seed) for seed in (1, 2)]
+    expected = [trained_alone(bare, momentum, batches(4, 12)) for bare in bares]
+    pairs = [distributed(bare, kind) for bare, kind in zip(bares, KINDS, strict=True)]
+    for batch in batches(4, 12):
+        x, y = part(batch, "even")
+        for _, optimizer, _ in pairs:
+            optimizer.zero_grad()
+        losses = [cross_entropy(model(x), y) for model, _, _ in pairs]
+        sum(losses if world().rank % 2 else losses[::-1]).backward()
+        for _, optimizer, _ in pairs:
+            optimizer.step()
+    for bare, wanted, (_, _, owner) in zip(bares, expected, pairs, strict=True):
+        assert owner.has_overlapped == several()
+        assert_alike(bare, wanted)
+
+
+def test_batch_norm_of_all_rows_makes_calls_of_its_own_in_the_pass():
+    torch.manual_seed(4)
+    bare = torch.nn.Sequential(
+        torch.nn.Linear(COLUMNS, 9), torch.nn.BatchNorm1d(9), torch.nn.Tanh(), torch.nn.Linear(9, 3)
+    ).double()
+    expected = trained_alone(bare, momentum, batches(4, 12))
+    mpidist.torch.SyncBatchNorm.convert_sync_batchnorm(bare)
+    model, optimizer, owner = distributed(bare)
+    train(model, optimizer, batches(4, 12))
+    assert owner.has_overlapped == several()
+    for name, each in expected.named_parameters():
+        torch.testing.assert_close(bare.get_parameter(name), each, rtol=1e-11, atol=1e-12)
+
+
+# -- what users do in the pass ----------------------------------------------------------------------------------------
+
+
+def _clip_by_pytorch(bare):
+    def hook(parameter):
+        parameter.grad.clamp_(-0.05, 0.05)
+
+    for each in bare.parameters():
+        each.register_post_accumulate_grad_hook(hook)
+
+
+def _halve_past_pytorch(bare):
+    """As a hook of an inner module may do with the gradients of one that is complete."""
+
+    def hook(module, *gradients):
+        if bare[2].weight.grad is not None:
+            bare[2].weight.grad.data.mul_(0.5)
+
+    bare[0].register_full_backward_hook(hook)
+
+
+@pytest.mark.parametrize("change", [_clip_by_pytorch, _halve_past_pytorch])
+def test_gradients_that_are_changed_in_the_pass(change):
+    """They count as they are at its end; after a few such passes, nothing is begun any more."""
+    bare = tanh_model()
+    data = [rows(12, seed=seed) for seed in range(8)]
+    model, optimizer, owner = distributed(bare)
+    train(model, optimizer, [(x.repeat(world().size, 1), y.repeat(world().size)) for x, y in data[:2]])
+    assert owner.has_overlapped == several()
+    expected = copy.deepcopy(bare)
+    change(bare)
+    change(expected)
+    alone = momentum(expected.parameters())
+    alone.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for x, y in data[2:]:  # all ranks have the same rows, so the mean is what each has
+        alone.zero_grad()
+        cross_entropy(expected(x.requires_grad_()), y).backward()
+        alone.step()
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        assert not owner.has_overlapped
+    assert_alike(bare, expected, 1e-11)
+    assert model._reduction.overlap is None
+
+
+def test_gradients_are_the_rank_s_own_until_the_pass_is_over():
+    bare = tanh_model()
+    model, optimizer, owner = distributed(bare)
+    train(model, optimizer, batches(2, 12))
+    optimizer.zero_grad()
+    alone, seen = copy.deepcopy(bare), []
+    bare[0].register_full_backward_hook(lambda *_: seen.append(bare[2].bias.grad.clone()))
+    x, y = rows(8, seed=world().rank)
+    cross_entropy(alone(x), y).backward()
+    cross_entropy(model(x.requires_grad_()), y).backward()
+    assert owner.has_overlapped == several()
+    assert torch.equal(seen[0], alone[2].bias.grad)
+    if several():
+        assert not torch.equal(bare[2].bias.grad, alone[2].bias.grad)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+class _Broken(torch.autograd.Function):
+    """Raises in the backward pass on some ranks."""
+
+    @staticmethod
+    def forward(ctx, x, is_broken):
+        ctx.is_broken = is_broken
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.is_broken:
+            raise ArithmeticError("broken in the pass")
+        return gradient, None
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("overlap", ["auto", "none"])
+def test_an_error_in_the_pass_is_told_to_all_and_training_goes_on(place, everywhere, overlap):
+    """It comes before any sum is begun on the rank (3), between two, or behind all but the last."""
+    bare = tanh_model()
+    expected = trained_alone(bare, momentum, batches(6, 12))
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model, optimizer, owner = distributed(bare, overlap=overlap)
+
+    def step(batch, is_broken=False):
+        x, y = part(batch, "even")
+        optimizer.zero_grad()
+        for number, layer in enumerate([*bare, torch.nn.Identity()]):
+            x = layer(_Broken.apply(x.requires_grad_(), is_broken) if number == place else x)
+        cross_entropy(x, y).backward()
+        optimizer.step()
+
+    for number, batch in enumerate(batches(6, 12)):
+        if number in (2, 3):
+            is_broken = everywhere or world().rank == world().size - 1
+            error, text = (ArithmeticError, "broken") if is_broken else (RemoteReplicaError, "broken in the pass")
+            with pytest.raises(error, match=text):
+                strategy.run(step, (batch, is_broken))
+        strategy.run(step, (batch,))
+        # the reduction behind an error ends what was begun before it, or may have been
+        is_first = number == 0 or (number in (2, 3) and not (everywhere and place == 3))
+        assert owner.has_overlapped == (several() and overlap == "auto" and not is_first)
+    assert_alike(bare, expected)
+
+
+def test_many_models_one_after_the_other():
+    """Berths are used again: there are fewer than models."""
+    for seed in range(70):
+        bare = tanh_model(seed)
+        model, optimizer, owner = distributed(bare)
+        train(model, optimizer, batches(2, 12))
+        if seed in (0, 69):
+            assert owner.has_overlapped == several()
+            assert_alike(bare, trained_alone(tanh_model(seed), momentum, batches(2, 12)))
+        del model, optimizer, owner
+
+
+def test_check_sums_tell_what_is_changed():
+    from mpidist.frameworks.torch.overlap import _check_sum
+
+    values = numpy.arange(1, 1025, dtype=numpy.float32)
+    for changed in (values * numpy.float32(0.5), values.clip(0, 1023), values + numpy.float32(1), values * 0):
+        assert _check_sum(changed) != _check_sum(values)
+    odd = numpy.arange(5, dtype=numpy.float16)
+    assert _check_sum(odd) == _check_sum(odd.copy())
+    assert _check_sum(odd) != _check_sum(odd[::-1].copy())
