@@ -167,21 +167,21 @@ class CheckpointManager:
         newest_first = together(lambda: [str(path) for path in reversed(self.checkpoints)], what)
         if is_chief:
             self._owner.found(map(Path, newest_first), self)
-        reasons: dict[str, str] = {}  # without the path -> with the newest path that it is true of
+        reasons: dict[str, list[str]] = {}  # without the path -> the first reason, and further files with it
         for path in newest_first:
             try:
                 self.checkpoint.restore_here(path)
                 return Path(path)
             except CheckpointError as error:
-                first = reasons.setdefault(str(error).replace(path, ""), str(error))
+                alike = reasons.setdefault(str(error).replace(path, ""), [])
                 if is_chief:
-                    shown = error if first == str(error) else f"checkpoint {path}: the same"
-                    _log.warning("%s; trying the checkpoint before it", shown)
+                    _log.warning("%s; trying the checkpoint before it", f"{path}: the same" if alike else error)
+                alike.append(Path(path).name if alike else str(error))
         if reasons:
-            number = f"all {len(newest_first)} have the same fault" if len(reasons) == 1 < len(newest_first) else ""
+            told = [first + (f" (the same: {listed(others)})" if others else "") for first, *others in reasons.values()]
             raise CheckpointError(
-                f"no checkpoint in {self.directory} can be restored{number and ', ' + number}: "
-                f"{listed(reasons.values(), '; ')}. To train anew, use another directory, or move these files away"
+                f"no checkpoint in {self.directory} can be restored: {listed(told, '; ')}. "
+                "To train anew, use another directory, or move these files away"
             )
         return None
 

@@ -124,7 +124,7 @@ def test_many_short_floats_are_added_up_in_long_ones(dtype, rows):
     shares = [
         compute_average_loss(losses),
         compute_average_loss(losses, global_batch_size=2 * rows),
-        compute_average_loss(losses * 300, numpy.full(rows, 1 / 300)),
+        compute_average_loss((losses * 300).astype(dtype), numpy.full(rows, 1 / 300)),  # NumPy 1 makes float32 of it
         scale_regularization_loss(losses / 8),
     ]
     assert [float(share) for share in shares] == pytest.approx([1, 0.5, 1, rows / 8], rel=2**-8)
