@@ -218,8 +218,8 @@ def _has_changed(parameter: torch.Tensor, check_sum: int | None) -> bool:
 def _check_sum(array: Any) -> int:
     """Return 64 bits that stand for the bytes of an array, wherever it lies.
 
-    Long arrays by sums of blocks, each with a weight of its own, and the first block as it is: a plain sum may stay where
-    all signs change.
+    Long arrays by sums of blocks, each with a weight of its own, and the first block as it is: a plain sum may stay
+    where all signs change.
     """
     raw = array.reshape(-1).view(numpy.uint8)
     count = raw.size // _BLOCK_BYTES if raw.size >= _LONG_BYTES else 0
