@@ -186,8 +186,8 @@ def test_a_damaged_newest_falls_back_to_the_one_before_with_a_warning(tmp_path, 
 
 def test_all_damaged_is_an_error_with_every_reason(tmp_path):
     run_ranks(1, save_numbers, tmp_path, [1, 2], None)
-    for path in tmp_path.iterdir():
-        path.write_bytes(b"")
+    for number, path in enumerate(tmp_path.iterdir()):
+        path.write_bytes(bytes(number))
     for error in errors_of(2, restore_newest, tmp_path):
         assert "checkpoint-1.h5" in str(error) and "checkpoint-2.h5" in str(error)
 

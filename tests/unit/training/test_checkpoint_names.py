@@ -163,7 +163,7 @@ def test_long_lists_in_errors_are_cut_with_a_count(tmp_path, ranks):
 
 def test_as_many_reasons_as_checkpoints_are_cut_too(tmp_path):
     manager = CheckpointManager(Checkpoint(one=Variable(1.0)), tmp_path, max_to_keep=12)
-    for _ in range(12):
-        manager.save().write_bytes(b"damaged")
+    for number in range(12):
+        manager.save().write_bytes(bytes(number))
     with pytest.raises(CheckpointError, match="and 4 more"):
         manager.restore_or_initialize()
