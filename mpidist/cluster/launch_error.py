@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 from mpidist import own_process
 from mpidist.cluster.launchers import detect_launcher
 from mpidist.errors import LaunchError
+from mpidist.output import say
 
 #: So long the other tasks leave it to the first one, whose launcher may end them when it has spoken.
 _PATIENCE_SECONDS = 2.0
@@ -45,5 +45,4 @@ def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if launcher.rank != 0:
         time.sleep(_PATIENCE_SECONDS)
     if launcher.rank == 0 or not launcher.local_rank:
-        sys.stderr.write(f"mpidist: {kind.__name__}: {error}\n")  # in one piece, as `say`
-        sys.stderr.flush()
+        say(f"mpidist: {kind.__name__}: {error}")

@@ -19,12 +19,12 @@ from mpidist.errors import (
     listed,
 )
 from mpidist.options import Settings, settings
+from mpidist.output import say
 from mpidist.runtime import board as states
 from mpidist.runtime.attendance import Attendance
 from mpidist.runtime.board import StatusBoard, fence, needs_fence
 from mpidist.runtime.failures import Failures
 from mpidist.runtime.missed_calls import MissedCalls
-from mpidist.runtime.output import say
 from mpidist.runtime.stall import Arbiter, Messenger
 from mpidist.runtime.standoff import Standoffs
 from mpidist.runtime.turnstile import Turnstile

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Collection
 
 from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportTimeoutError
+from mpidist.output import say
 from mpidist.runtime import board as states
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.failures import ENDED, is_consequence, last_line
-from mpidist.runtime.output import say
 
 #: How long a failing rank waits for the others to have printed their last, before it prints and aborts.
 _GRACE_SECONDS = 1.0

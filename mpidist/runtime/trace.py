@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mpidist.runtime.output import say
+from mpidist.output import say
 
 #: Kinds of events that every trace has, by number; names of calls follow.
 KINDS = ("step", "call", "arrive", "pack", "reduce", "send", "unpack", "apply", "trace")

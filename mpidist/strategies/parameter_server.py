@@ -18,6 +18,7 @@ from mpidist.cluster.resolvers.simple import SimpleClusterResolver
 from mpidist.cluster.server_roles import RanksPerWorker, Roles
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import PeerLostError
+from mpidist.output import say
 from mpidist.parameter_server import registry
 from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.client.group_client import GroupClient
@@ -25,7 +26,6 @@ from mpidist.parameter_server.client.local_client import LocalClient
 from mpidist.parameter_server.consistency import Consistency
 from mpidist.parameter_server.placement import Placement
 from mpidist.parameter_server.server.server import Server
-from mpidist.runtime.output import say
 from mpidist.strategies import server_cluster
 from mpidist.strategies.base import Strategy
 from mpidist.strategies.parameter_server_extended import GroupExtended, ServedExtended, SingleExtended

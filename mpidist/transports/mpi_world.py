@@ -20,11 +20,11 @@ from mpidist.cluster.resolvers.mpi import skip_finalize, start_mpi
 from mpidist.cluster.topology import Topology
 from mpidist.errors import TransportError, TransportTimeoutError
 from mpidist.options import Settings, settings
+from mpidist.output import say
 from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.control_mpi import MpiMessenger
 from mpidist.runtime.exit_hooks import ExitHooks
-from mpidist.runtime.output import say
 from mpidist.runtime.process_hooks import install, uninstall
 from mpidist.runtime.standoff import Standoffs
 from mpidist.runtime.watch import yield_processor

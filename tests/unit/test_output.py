@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from mpidist.output import say
 from mpidist.runtime.control import ControlChannel
-from mpidist.runtime.output import say
 
 
 class Pipe(io.RawIOBase):
