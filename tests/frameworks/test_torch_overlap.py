@@ -80,6 +80,26 @@ def test_ranks_equal_one_process_and_all_passes_but_the_first_overlap(kind):
     assert_alike(bare, expected)
 
 
+def test_three_sums_are_timed_and_the_fifth_step_overlaps(monkeypatch):
+    monkeypatch.setattr(early_sums, "_SUMS_TIMED", 3)
+    bare = tanh_model()
+    expected = trained_alone(bare, momentum, batches(7, 12))
+    model, optimizer, owner = distributed(bare)
+    for number, batch in enumerate(batches(7, 12)):
+        train(model, optimizer, [batch])
+        assert owner.has_overlapped == (several() and number >= 4)
+    assert_alike(bare, expected)
+
+
+def test_where_sums_are_quick_nothing_begins_early(monkeypatch):
+    monkeypatch.setattr(early_sums, "_SUMS_TIMED", 3)
+    monkeypatch.setattr(early_sums, "_LEAST_COPIES", 1e30)
+    model, optimizer, owner = distributed(tanh_model())
+    for batch in batches(7, 12):
+        train(model, optimizer, [batch])
+        assert not owner.has_overlapped
+
+
 def test_sums_of_losses_that_are_divided_by_the_global_batch():
     bare = tanh_model()
     expected = trained_alone(bare, momentum, batches(5, 12))
