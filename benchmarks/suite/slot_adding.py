@@ -92,7 +92,7 @@ def of_engine(slots: int, nbytes: int) -> tuple[Any, Callable[[Any], None]]:
     segments = SharedSegments(memory, slots, segment_bytes, 64)
     bound = SegmentAllReduce(segments, 0, (nbytes // 4,), numpy.dtype("float32"), "sum")
     watch: Any = SimpleNamespace(call=0)
-    return _strided(segments.segments[0], nbytes), lambda out: bound.combine(watch, out)
+    return _strided(segments.segments[0], nbytes), lambda out: bound.run(watch, (), (out,))
 
 
 def _strided(rooms: Sequence[Any], nbytes: int) -> Any:

@@ -28,12 +28,12 @@ from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.chooser import Chooser
 from mpidist.collectives.ways.device_ways import DeviceWays
 from mpidist.collectives.ways.lanes import Lanes
-from mpidist.collectives.ways.messages import Messages, Replay
+from mpidist.collectives.ways.messages import Messages
 from mpidist.collectives.ways.node_memory import NodeMemory
+from mpidist.collectives.ways.packed import Replay, bind_packed
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.collectives.ways.scratch import Scratch
 from mpidist.collectives.ways.selection import Choices, Facts, Way
-from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import Watch
 from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports import World
@@ -41,6 +41,8 @@ from mpidist.transports.base import Transport
 
 #: How many engines are kept: there are few sets of options, unless deadlines are new every time.
 _KEPT_ENGINES = 64
+
+_OF_HOST = numpy.empty(0)
 
 
 class Communicator:
@@ -143,9 +145,14 @@ class Communicator:
         """Return from what size in bytes on a pack is closed when the user leaves it to us.  Local."""
         return self._chooser.bytes_per_pack(algorithm, on_host)
 
-    def small(self, shape: tuple[int, ...], dtype: Any, op: str) -> SegmentAllReduce | None:
-        """Return the all-reduce in one step through shared memory, if it is the one for such arrays.  Local."""
-        return self._memory.small(shape, dtype, op)
+    def small(
+        self, shape: tuple[int, ...], dtype: Any, op: str, scale: float | None = None, targets: Pieces | None = None
+    ) -> BucketReduction | None:
+        """Return the all-reduce in one step through shared memory, if it is the one for such arrays.  Local.
+
+        Parameters as for `SegmentAllReduce`.
+        """
+        return self._memory.small(shape, dtype, op, scale, targets)
 
     def reduction(
         self,
@@ -155,31 +162,43 @@ class Communicator:
         dtypes: Sequence[Any],
         op: str,
         scale: float | None = None,
-    ) -> BucketReduction | None:
-        """Return the reduction of tensors where they lie, None for a way that needs them packed and `bind`.  Local.
-
-        Parameters as for `NodeMemory.reduction`.
-        """
-        return self._memory.reduction(way, sources, targets, dtypes, op, scale)
-
-    def bind(self, buffer: Any, op: str, algorithm: str | None = None, is_example: bool = False) -> Replay:
-        """Return what reduces `buffer` in place every time it is called with the watch of a begun call.  Local.
+        kind: Any = None,
+        scratch: Scratch | None = None,
+    ) -> BucketReduction:
+        """Return the reduction of a bucket.  Local.
 
         Parameters
         ----------
-        buffer : array, shape (n,), contiguous, in a dtype that is added as such
+        way : Way
+        sources, targets : Pieces
+        dtypes : sequence of three dtypes
+            Of the sources, of what is added, and of the targets.
         op : str
-        algorithm : str, optional
-        is_example : bool
-            Whether every call is given a buffer of its own, of the same length and dtype; this one is not kept.
+            ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
+        scale : float, optional
+            What reduced values are multiplied by.
+        kind : array, optional
+            An array of the kind that is reduced; by default they are NumPy's.
+        scratch : Scratch, optional
+            What buckets are packed into; those that are reduced one after the other may share it.
         """
-        memory = self.devices.memory(buffer)
-        if memory is not None and self.size > 1 and buffer.size:
-            way = self.way(buffer.nbytes, algorithm, on_host=False)
-            bound = self.devices.bind(memory, buffer, op, way.algorithm)
-            return self.observer.replay(bound.release() if is_example else bound)
-        chosen = self._chooser.by_messages(buffer.nbytes, algorithm)
-        return self.observer.replay(self._messages.bind(buffer, op, chosen, is_example))
+        bound = self._memory.reduction(way, sources, targets, dtypes, op, scale)
+        if bound is not None:
+            return bound
+        like = arrays.empty(sources.elements, dtypes[1], _OF_HOST if kind is None else kind)
+        # MPI's own all-reduce is quicker where values and results lie apart.
+        is_apart = way.algorithm == "native" and not arrays.is_device(like)
+        scratch = Scratch() if scratch is None else scratch
+        replay = self._replay(like, op, way.algorithm)
+        packed = bind_packed(replay, like, sources, targets, dtypes, scale, is_apart, scratch, self.observer)
+        return self.observer.reduction(packed)
+
+    def _replay(self, like: Any, op: str, algorithm: str) -> Replay:
+        """Return what reduces flat buffers like this one."""
+        memory = self.devices.memory(like)
+        if memory is not None and self.size > 1 and like.size:
+            return self.devices.bind(memory, like.dtype, op, algorithm)
+        return self._messages.bind(like, op, self._chooser.by_messages(like.nbytes, algorithm))
 
     def engine(
         self, bytes_per_pack: int = 0, algorithm: str | None = None, timeout_seconds: float | None = None

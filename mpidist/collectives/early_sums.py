@@ -25,6 +25,7 @@ from mpidist.collectives.persistent import Bound
 from mpidist.collectives.reductions.plan import Plan, Signature, build
 from mpidist.collectives.ways import selection
 from mpidist.collectives.ways.executor import Executor, Progress
+from mpidist.collectives.ways.pieces import Pieces
 from mpidist.errors import TransportError
 from mpidist.runtime.control import Watch
 from mpidist.schedules.table import hierarchical
@@ -135,7 +136,9 @@ class EarlySums(Bound):
         ]
         self._told = numpy.zeros(1 + len(channels) + flags, numpy.float32)
         self._begun, self.flags = self._told[1 : 1 + len(channels)], self._told[1 + len(channels) :]
-        self._add_up = ranks.bind(self._told, "sum")
+        everything = Pieces((0, self._told.size))
+        way = ranks.way(self._told.nbytes, None)
+        self._telling = ranks.reduction(way, everything, everything, (self._told.dtype,) * 3, "sum")
         self._under_way: list[Progress] = []
         self._error: BaseException | None = None
         taken = ranks.adapters.setdefault(_KEPT, set())
@@ -173,7 +176,7 @@ class EarlySums(Bound):
         self._begun[:] = 0
         self._begun[: len(self._under_way)] = 1
         try:
-            self._add_up(watch)
+            self._telling.run(watch, (self._told,), (self._told,))
             counts = not self._told[0]
             self._begin(len(self.buffers) if counts else int(numpy.count_nonzero(self._begun)))
             while not self._poll():

@@ -20,6 +20,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.mismatch import mismatch_error
 from mpidist.collectives.persistent import Once
+from mpidist.collectives.ways.pieces import Pieces
 from mpidist.runtime.control import Watch
 from mpidist.transports import World
 
@@ -60,12 +61,15 @@ class GroupCommunicator(Communicator):
         array = self._arrays.checked(array, op)
         work = arrays.empty(array.shape, arrays.wire_dtype(array.dtype), array)
         work[...] = array
+        flat, everything = work.reshape(-1), Pieces((0, work.size))
         name = f"all_reduce({op}) inside replicas"
 
         def move(watch: Watch) -> None:
             if self.size > 1:
                 self._compare_shapes(name, array.dtype, array.shape, watch)
-            self.bind(work.reshape(-1), op)(watch)
+            way = self.way(work.nbytes, None, not arrays.is_device(work))
+            bound = self.reduction(way, everything, everything, (work.dtype,) * 3, op, kind=work)
+            bound.run(watch, (flat,), (flat,))
 
         Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None, timeout_seconds)
         return work.astype(array.dtype, copy=False)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpidist.collectives.ways.bucket_reduction import BucketReduction, Pipeline
-from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import Trace
 from mpidist.transports.base import Transport
@@ -41,7 +40,7 @@ class Observer:
         return fn
 
     def reduction(self, reduction: BucketReduction) -> BucketReduction:
-        """Return the reduction of a bucket where it lies."""
+        """Return the reduction of a bucket."""
         return reduction
 
     def pipeline(self, pipeline: Pipeline) -> Pipeline:
@@ -50,14 +49,6 @@ class Observer:
 
     def wave(self, index: int, is_back: bool) -> None:
         """Take note that wave `index` of the call goes to the other nodes, or is back."""
-
-    def one_step(self, step: SegmentAllReduce) -> SegmentAllReduce:
-        """Return the all-reduce of a short buffer in one step."""
-        return step
-
-    def replay(self, replay: Callable[..., None]) -> Callable[..., None]:
-        """Return what reduces a buffer over messages."""
-        return replay
 
 
 #: Notes nothing.

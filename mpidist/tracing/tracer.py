@@ -16,7 +16,6 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.observer import Observer
 from mpidist.collectives.ways.bucket_reduction import BucketReduction, Fill, Pipeline, Take
 from mpidist.collectives.ways.pieces import Transform
-from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime import trace as kinds
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import About, Trace
@@ -120,21 +119,6 @@ class Tracer(Observer):
         else:
             self._sent[index] = time.monotonic_ns()
 
-    def one_step(self, step: SegmentAllReduce) -> SegmentAllReduce:
-        """Return the all-reduce of a short buffer that notes when it ran.  Local."""
-        return cast(SegmentAllReduce, _TracedStep(step, self.replay(step.combine)))
-
-    def replay(self, replay: Callable[..., None]) -> Callable[..., None]:
-        """Return what reduces a buffer in a call, with an event around it.  Local."""
-        add = self._trace.add
-
-        def traced(watch: Watch, *buffers: Any) -> None:
-            start = time.monotonic_ns()
-            replay(watch, *buffers)
-            add(kinds.REDUCE, start, watch.call)
-
-        return traced
-
     def _compare_clocks(self, communicator: Communicator, watch: Watch) -> None:
         while self._next_comparison <= watch.call:
             self._next_comparison *= 2
@@ -164,13 +148,6 @@ class _TracedTransport:
         found = self._transport.exchange(payload, watch)
         self._add(kinds.SEND, start, watch.call)
         return found
-
-
-class _TracedStep:
-    """The all-reduce of a short buffer, with an event around its sum."""
-
-    def __init__(self, step: SegmentAllReduce, combine: Callable[..., None]) -> None:
-        self.slot, self.combine = step.slot, combine
 
 
 class _TracedTurnstile(Turnstile):
@@ -206,7 +183,7 @@ class _TracedReduction:
     """A reduction of a bucket, and when it ran."""
 
     def __init__(self, reduction: BucketReduction, trace: Trace) -> None:
-        self.owned = reduction.owned
+        self.owned, self.slot = reduction.owned, reduction.slot
         self._reduction, self._trace = reduction, trace
 
     def run(

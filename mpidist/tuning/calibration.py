@@ -138,14 +138,9 @@ def _all_reduce(communicator: Communicator, way: Way, source: Any, work: Any) ->
         return lambda: communicator.all_reduce(work, algorithm=way.algorithm)
     pieces = Pieces((0, work.size))
     reduction = communicator.reduction(way, pieces, pieces, (work.dtype,) * 3, "sum")
-    replay = communicator.bind(work, "sum", way.algorithm) if reduction is None else None
 
     def move(watch: Watch) -> None:
-        if reduction is not None:
-            reduction.run(watch, (source,), (work,))
-        elif replay is not None:
-            numpy.copyto(work, source)
-            replay(watch)
+        reduction.run(watch, (source,), (work,))
 
     bound = Once(communicator, Call(f"calibration of {way.label}", [("", work.dtype, work.shape)]), move)
     return lambda: bound(None)

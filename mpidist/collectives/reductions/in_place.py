@@ -15,10 +15,11 @@ from mpidist.collectives.persistent import Bound
 from mpidist.collectives.reductions.intake import BufferIntake, InPlaceIntake
 from mpidist.collectives.reductions.lists import ShortArray
 from mpidist.collectives.reductions.plan import Bucket, Signature, build
-from mpidist.collectives.reductions.reduction import BoundReduction, Intake, one_step, scale_of, ways_of
+from mpidist.collectives.reductions.reduction import BoundReduction, Intake, one_step, scale_of
 from mpidist.collectives.reductions.sinks import InPlaceSink
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces
+from mpidist.collectives.ways.scratch import Scratch
 from mpidist.device.memory import memory_of
 from mpidist.errors import UnsupportedDtypeError
 
@@ -90,21 +91,20 @@ def _bound(
             raise UnsupportedDtypeError(f"the {op} of {dtype} arrays is {bucket.result}, and cannot be put in place")
     ranks.prepare(Call(what, signatures), algorithm, timeout_seconds)
     way = ranks.way(max((each.nbytes for each in plan.buckets), default=0), algorithm, on_host)
-    scale = scale_of(ranks, op)
+    scale, scratch, pieces = scale_of(ranks, op), Scratch(), [Pieces(bucket.offsets) for bucket in plan.buckets]
 
-    def reduction(bucket: Bucket) -> BucketReduction | None:
-        pieces, dtypes = Pieces(bucket.offsets), (bucket.result, bucket.dtype, bucket.result)
-        return ranks.reduction(way, pieces, pieces, dtypes, plan.reduction, scale)
+    def reduction(bucket: Bucket, where: Pieces) -> BucketReduction:
+        dtypes = bucket.result, bucket.dtype, bucket.result
+        return ranks.reduction(way, where, where, dtypes, plan.reduction, scale, kind, scratch)
 
     call = Call(what, signatures, [(way.label, bucket.nbytes) for bucket in plan.buckets])
-    step = one_step(ranks, plan, way) if on_host else None
+    step = one_step(ranks, plan, way, pieces, scale) if on_host else None
     if intake is not None and step is not None and plan.buckets[0].dtype == signatures[0][1]:
         only = plan.buckets[0]
-        return ShortArray(ranks, call, ("", only.dtype, (only.elements,)), step, scale=scale, is_in_place=True)
+        return ShortArray(ranks, call, ("", only.dtype, (only.elements,)), step, is_in_place=True)
     if intake is None:
         intake = InPlaceIntake(f"{ranks.control.own_name}: {call.what}", plan, memory, are_apart=step is None)
-    ways = ways_of(ranks, plan, way, step, on_host, memory, reduction)
-    sink = InPlaceSink(plan, [each is None for each in ways.reductions], memory, kind)
-    bound = BoundReduction(ranks, call, plan, ways, intake, sink, memory, None, scale)
+    reductions = [step] if step is not None else list(map(reduction, plan.buckets, pieces))
+    bound = BoundReduction(ranks, call, plan, reductions, intake, InPlaceSink(), memory)
     bound.timeout_seconds = timeout_seconds
     return bound

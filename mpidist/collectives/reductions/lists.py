@@ -22,14 +22,13 @@ from mpidist.collectives.reductions.reduction import (
     Intake,
     one_step,
     scale_of,
-    ways_of,
 )
 from mpidist.collectives.reductions.rows import Rows
 from mpidist.collectives.reductions.sinks import ResultSink
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces
+from mpidist.collectives.ways.scratch import Scratch
 from mpidist.collectives.ways.selection import Way
-from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.device.memory import memory_of
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.runtime.control import Watch
@@ -109,35 +108,35 @@ def bind_list(
     way = ranks.way(max((bucket.nbytes for bucket in plan.buckets), default=0), question.algorithm, on_host)
     is_array = len(tensors) == 1 and nbytes <= _SHORT_BYTES and not question.is_packed and zeros is None
     is_array = is_array and {tensors[0].dtype} == {plan.buckets[0].dtype, plan.buckets[0].result}
-    segment = one_step(ranks, plan, way, tensors[0].shape if is_array else None) if on_host else None
+    targets, scale = [Pieces((0, bucket.elements)) for bucket in plan.buckets], scale_of(ranks, op, question.postscale)
+    segment = one_step(ranks, plan, way, targets, scale, tensors[0].shape if is_array else None) if on_host else None
     is_array = is_array and segment is not None
     any_strides |= is_array or (len(tensors) >= _MANY and nbytes < _SHORT_BYTES * len(tensors))
     any_strides &= on_host  # a device packs memory as it lies
     is_long = plan.nbytes >= _SHORT_BYTES * len(tensors)
     pack_flat = ranks.observer.function(PACK, pack)
     like = ListIntake(tensors, any_strides, in_memory_order and not question.is_packed, is_long, pack_flat)
-    call, scale = _call(plan, like.sources.orders, way, question), scale_of(ranks, op, question.postscale)
+    call = _call(plan, like.sources.orders, way, question)
     if is_array and segment is not None:
-        short = ShortArray(ranks, call, signatures[0], segment, question.prescale, scale)
+        short = ShortArray(ranks, call, signatures[0], segment, question.prescale)
         short.question = question
         return short
     rows = Rows.of(tensors, plan.buckets[0].dtype) if any_strides and segment is not None else None
     pack_checked = None if rows is None else ranks.observer.function(PACK, rows.pack_arrays)
-    memory = None if on_host else memory_of(like.kind)
+    memory, scratch = None if on_host else memory_of(like.kind), Scratch()
 
-    def reduction(bucket: Bucket) -> BucketReduction | None:
+    def reduction(bucket: Bucket, target: Pieces) -> BucketReduction:
         own = plan.signatures[bucket.tensors[0]][1] if question.prescale is None else bucket.dtype
-        pieces = Pieces(bucket.offsets), Pieces((0, bucket.elements))
-        return ranks.reduction(way, *pieces, (own, bucket.dtype, bucket.result), plan.reduction, scale)
+        dtypes = own, bucket.dtype, bucket.result
+        sources = Pieces(bucket.offsets)
+        return ranks.reduction(way, sources, target, dtypes, plan.reduction, scale, like.kind, scratch)
 
-    # MPI's own all-reduce is quicker where values and results lie apart.
-    is_apart = on_host and way.algorithm == "native"
-    ways = ways_of(ranks, plan, way, segment, on_host, memory, reduction, is_apart)
+    reductions = [segment] if segment is not None else list(map(reduction, plan.buckets, targets))
     sink = ResultSink(plan, like, question.is_packed, zeros)
     intake: Intake = like
     if zeros is not None:
         intake, pack_checked = OptionalIntake(zeros, like, pack_checked or like.pack), None
-    bound = BoundReduction(ranks, call, plan, ways, intake, sink, memory, question.prescale, scale, pack_checked)
+    bound = BoundReduction(ranks, call, plan, reductions, intake, sink, memory, question.prescale, pack_checked)
     bound.question = question
     return bound
 
@@ -147,8 +146,10 @@ class ShortArray(Bound):
 
     Parameters
     ----------
-    prescale, scale : float, optional
-        What values are multiplied by before, and results after the reduction.
+    step : BucketReduction
+        With a slot.
+    prescale : float, optional
+        What values are multiplied by before they are reduced.
     is_in_place : bool
         Whether the result lies where the values lay; by default it is an array of its own.
 
@@ -165,16 +166,16 @@ class ShortArray(Bound):
         ranks: Communicator,
         call: Call,
         signature: Signature,
-        step: SegmentAllReduce,
+        step: BucketReduction,
         prescale: float | None = None,
-        scale: float | None = None,
         is_in_place: bool = False,
     ) -> None:
         super().__init__(ranks, call)
         self.nbytes = 2 * BYTES_PER_TENSOR
-        self._slot, self._combine, self._control = step.slot, step.combine, ranks.control
+        assert step.slot is not None
+        self._slot, self._run, self._control = step.slot, step.run, ranks.control
         _, self._dtype, self._shape = signature
-        self._prescale, self._scale, self._is_in_place = prescale, scale, is_in_place
+        self._prescale, self._is_in_place = prescale, is_in_place
 
     def start(self, arrays: Any, timeout_seconds: float | None = None) -> Handle:
         """Take the collective's place in the order of calls; errors as for `Bound`, and for an array that is unlike."""
@@ -198,11 +199,9 @@ class ShortArray(Bound):
         return True
 
     def move(self, watch: Watch, tensors: Sequence[Any]) -> list[Any]:
-        out = tensors[0] if self._is_in_place else numpy.empty(self._shape, self._dtype)
-        self._combine(watch, out)
-        if self._scale is not None:
-            numpy.multiply(out, self._scale, out=out)
-        return [out]
+        results = [tensors[0] if self._is_in_place else numpy.empty(self._shape, self._dtype)]
+        self._run(watch, tensors, results)
+        return results
 
 
 #: The all-reduce of lists like one list.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from sys import getrefcount
 from typing import Any, NamedTuple
 
 from mpidist import arrays
 from mpidist.collectives.reductions.plan import Bucket, Plan
-from mpidist.collectives.ways.messages import Replay
 
 
 class Packed(NamedTuple):
@@ -30,9 +29,9 @@ class Packed(NamedTuple):
 
 
 class ResultSet:
-    """The buffers in which buckets are reduced, and the results made of them.
+    """Flat memory for the results of buckets, and the results.
 
-    A buffer is the result itself where both have one dtype.  Callers get new array objects, whose shape, dtype and
+    Callers get new array objects, whose shape, dtype and
     flags are theirs to change; each refers to the *owner* of the memory behind it.  What is used here are other views
     of the owners, which nobody else has.
 
@@ -58,23 +57,15 @@ class ResultSet:
         is_packed: bool = False,
     ) -> None:
         if buffers is None:
-            buffers = [arrays.empty(bucket.elements, bucket.dtype, kind) for bucket in plan.buckets]
-        self._owners = [
-            buffer if bucket.result == bucket.dtype else arrays.empty(bucket.elements, bucket.result, kind)
-            for bucket, buffer in zip(plan.buckets, buffers, strict=True)
-        ]
+            buffers = [arrays.empty(bucket.elements, bucket.result, kind) for bucket in plan.buckets]
+        self._owners = buffers
         self.results = [owner.view() for owner in self._owners]
-        self.buffers = [
-            result if owner is buffer else buffer
-            for result, owner, buffer in zip(self.results, self._owners, buffers, strict=True)
-        ]
         self._packed = [
             Packed(bucket.tensors, bucket.offsets, result)
             for bucket, result in zip(plan.buckets, self.results, strict=True)
             if is_packed
         ]
         self._is_packed = is_packed
-        self._replays: dict[int, Replay] = {}
         self._views: list[Any] = [None] * len(plan.signatures)
         for bucket, result in zip(plan.buckets, self.results, strict=True):
             self._cut(bucket, result, plan, orders)
@@ -93,26 +84,6 @@ class ResultSet:
     def targets(self, index: int, members: Sequence[Any]) -> Sequence[Any]:
         """Return the result of bucket `index`."""
         return (self.results[index],)
-
-    def holds(self, index: int) -> bool:
-        """Return False: values are not in the buffers."""
-        return False
-
-    def replay(self, index: int, bind: Callable[[Any, bool], Replay]) -> tuple[Replay, None]:
-        """Return what reduces buffer `index` over messages; ``bind(buffer, is_example)`` makes it once."""
-        bound = self._replays.get(index)
-        if bound is None:
-            bound = self._replays[index] = bind(self.buffers[index], False)
-            self.settle()  # what is bound refers to the buffer
-        return bound, None
-
-    def finish(self, index: int, scale: float | None) -> None:
-        """Multiply bucket `index` by `scale` if it is a mean, and round it to the caller's dtype."""
-        buffer, result = self.buffers[index], self.results[index]
-        if scale is not None:
-            arrays.namespace(buffer).multiply(buffer, scale, out=buffer)
-        if result is not buffer:
-            result[...] = buffer
 
     def hand_out(self) -> list[Any]:
         """Return the results as new array objects, in the caller's shapes; or as they were packed."""

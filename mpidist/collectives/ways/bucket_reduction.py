@@ -1,7 +1,7 @@
-"""Tensors of one dtype reduced over the ranks as one flat buffer, without being packed into one first.
+"""Tensors of one dtype reduced over the ranks as one flat buffer: what all ways have in common.
 
-What all ways to do so have in common, and the one that goes through a pipeline: `TwoLevel`, over several nodes.
-`DirectSum` is the one inside a node.
+`SegmentAllReduce` takes one step through shared memory, `DirectSum` many, `SharedSum` finds the values there; `Piped`
+goes through a pipeline, which is `TwoLevel`, over several nodes; `PackedReduction` packs tensors into a flat buffer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,13 @@ class BucketReduction(Protocol):
     ----------
     owned : list of (start, stop)
         Which elements a `transform` gets on this rank.
+    slot : callable or None
+        ``slot(call)`` is where this rank's values are to lie before it begins that call; None for a way that reads the
+        sources.
     """
 
     owned: list[tuple[int, int]]
+    slot: Callable[[int], Any] | None = None
 
     def run(
         self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
@@ -42,7 +46,7 @@ class BucketReduction(Protocol):
         watch : Watch
             Of the call.
         sources : sequence of array, C-contiguous
-            One after the other they are the bucket; unchanged.
+            One after the other they are the bucket; unchanged.  Not looked at where values lie in a slot.
         targets : sequence of array, C-contiguous
             Likewise, cut in their own way; may be the sources.
         transform : callable, optional

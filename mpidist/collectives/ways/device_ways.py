@@ -9,6 +9,7 @@ import numpy
 
 from mpidist import arrays
 from mpidist.collectives.exchange.array_bound import ArrayBound
+from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces, segments
 from mpidist.collectives.ways.selection import NCCL, STAGED
 from mpidist.device.memory import Arrived, DeviceMemory, Link, memory_of, wait_for
@@ -37,9 +38,9 @@ class DeviceWays:
             return None
         return memory_of(array)
 
-    def bind(self, memory: DeviceMemory, buffer: Any, op: str, algorithm: str) -> DeviceReduction:
-        """Return what reduces flat buffers like this one in place.  Local."""
-        return DeviceReduction(self, self._ranks, memory, buffer, op, algorithm)
+    def bind(self, memory: DeviceMemory, dtype: numpy.dtype, op: str, algorithm: str) -> DeviceReplay:
+        """Return what reduces flat buffers of this dtype in place.  Local."""
+        return DeviceReplay(self, self._ranks, memory, dtype, op, algorithm)
 
     def link(self, memory: DeviceMemory, watch: Watch) -> Link | str:
         """Return the device's own collectives between these ranks, or why there are none.
@@ -91,44 +92,36 @@ class DeviceWays:
         self.written_when(memory.write(host, target.reshape(-1)))
 
 
-class DeviceReduction:
-    """The all-reduce of flat buffers of one length and dtype in device memory, in place; a `Replay`.
+class DeviceReplay:
+    """The all-reduce of flat buffers of one dtype in device memory, in place; a `Replay`.
 
     Parameters
     ----------
-    buffer : array
-        It is what is reduced if a call names none.
     algorithm : str
         See `selection.device_way`.
     """
 
     def __init__(
-        self, ways: DeviceWays, ranks: Communicator, memory: DeviceMemory, buffer: Any, op: str, algorithm: str
+        self, ways: DeviceWays, ranks: Communicator, memory: DeviceMemory, dtype: numpy.dtype, op: str, algorithm: str
     ) -> None:
-        self._ways, self._ranks, self._memory, self._buffer = ways, ranks, memory, buffer
-        self._op, self._dtype = op, buffer.dtype
+        self._ways, self._ranks, self._memory = ways, ranks, memory
+        self._op, self._dtype = op, dtype
         self._way, _, self._host_algorithm = algorithm.partition(":")
-        self._host_reductions: dict[int, Any] = {}
+        self._host_reductions: dict[int, BucketReduction] = {}
 
-    def release(self) -> DeviceReduction:
-        """Keep no buffer: each call names one.  Local."""
-        self._buffer = None
-        return self
-
-    def __call__(self, watch: Watch, buffer: Any = None, source: Any = None) -> None:
+    def __call__(self, watch: Watch, buffer: Any, source: Any = None) -> None:
         """Reduce into the buffer, within the begun call of `watch`."""
-        flat = self._buffer if buffer is None else buffer
         if source is not None:
-            flat[...] = source
+            buffer[...] = source
         link = None if self._way == STAGED else self._ways.link(self._memory, watch)
         if isinstance(link, str) and self._way == NCCL:
             with suppress(RankFailedError):  # nobody raises, and so fails, while others are on their way here
                 self._ranks.transport.exchange(b"", watch)
             raise MissingDependencyError(f"{self._ranks.control.own_name}: NCCL was asked for, and {link}")
         if link is None or isinstance(link, str) or not link.can_reduce(self._dtype, self._op):
-            self._stage(watch, flat)
+            self._stage(watch, buffer)
         else:
-            link.reduce(flat, self._op, watch)
+            link.reduce(buffer, self._op, watch)
 
     def _stage(self, watch: Watch, flat: Any) -> None:
         """Reduce piece by piece through the host."""
@@ -147,13 +140,9 @@ class DeviceReduction:
         if length not in self._host_reductions:
             pieces = Pieces((0, length))
             way = self._ranks.way(piece.nbytes, self._host_algorithm or None)
-            found = self._ranks.reduction(way, pieces, pieces, (self._dtype,) * 3, self._op)
-            if found is None:
-                replay = self._ranks.bind(piece, self._op, way.algorithm, is_example=True)
-                self._host_reductions[length] = replay
-            else:
-                self._host_reductions[length] = lambda watch, piece: found.run(watch, (piece,), (piece,))
-        self._host_reductions[length](watch, piece)
+            bound = self._ranks.reduction(way, pieces, pieces, (self._dtype,) * 3, self._op)
+            self._host_reductions[length] = bound
+        self._host_reductions[length].run(watch, (piece,), (piece,))
 
 
 class StagedArray(ArrayBound):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy
 
@@ -10,6 +10,7 @@ from mpidist.arrays import is_device
 from mpidist.cluster.topology import Topology
 from mpidist.collectives.ways import selection
 from mpidist.collectives.ways.executor import SEGMENT_BYTES, Executor
+from mpidist.collectives.ways.packed import Replay
 from mpidist.collectives.ways.scratch import Scratch
 from mpidist.runtime.control import Watch
 from mpidist.schedules.rounds import Schedule
@@ -18,22 +19,6 @@ from mpidist.transports.base import Transport
 
 #: MPI's own all-reduce is given this many bytes at a time, and this many such pieces together.
 _PIECE_BYTES, _PIECES = 1 << 20, 16
-
-
-class Replay(Protocol):
-    """Moves the data of one call, in the buffer that it is bound to or in another of the same length and dtype."""
-
-    def __call__(self, watch: Watch, buffer: Any = None, source: Any = None) -> None:
-        """Reduce into the buffer, within the begun call of `watch`.
-
-        Parameters
-        ----------
-        watch : Watch
-        buffer : array, optional
-            By default the one that this is bound to.
-        source : array, shape and dtype of the buffer, optional
-            This rank's values, unchanged; by default they are in the buffer.
-        """
 
 
 class Messages:
@@ -51,29 +36,27 @@ class Messages:
         self._schedules: dict[str, Schedule] = {}
         self._scratch = scratch
 
-    def bind(self, buffer: Any, op: str, chosen: str, is_example: bool = False) -> Replay:
-        """Return what reduces `buffer` in place; Local.
+    def bind(self, like: Any, op: str, chosen: str) -> Replay:
+        """Return what reduces buffers like this one in place; Local.
 
         Parameters
         ----------
-        buffer : array, shape (n,), contiguous, in a dtype that is added as such
+        like : array, shape (n,), contiguous, in a dtype that is added as such
+            Not kept.
         chosen : str
             ``"native"``, ``"none"``, or the name of a schedule.  Floats whose least or greatest is wanted never take
             MPI's own: it loses NaN.
-        is_example : bool
-            Whether every call is given a buffer of its own, of the same length and dtype; this one is not kept.
         """
         if chosen == "none":
             return _nothing
-        if chosen == "native" and _loses_nan(buffer.dtype, op):
-            chosen = selection.instead_of_native(buffer.nbytes)
+        if chosen == "native" and _loses_nan(like.dtype, op):
+            chosen = selection.instead_of_native(like.nbytes)
         if chosen == "native":
-            return _Native(self._transport, self._scratch, None if is_example else buffer, op)
-        scratch = None if is_device(buffer) else self._scratch.array((2 * SEGMENT_BYTES,), numpy.dtype(numpy.uint8))
-        executor = Executor(self._schedule(chosen), self._transport, buffer, op, scratch=scratch)
-        if is_example:
-            executor.release()
-        return _Played(executor, None if is_example else buffer)
+            return _Native(self._transport, self._scratch, op)
+        scratch = None if is_device(like) else self._scratch.array((2 * SEGMENT_BYTES,), numpy.dtype(numpy.uint8))
+        executor = Executor(self._schedule(chosen), self._transport, like, op, scratch=scratch)
+        executor.release()
+        return _Played(executor)
 
     def _schedule(self, name: str) -> Schedule:
         if name not in self._schedules:
@@ -86,14 +69,14 @@ class Messages:
 
 
 class _Played:
-    """A schedule that is played on a buffer."""
+    """A schedule that is played on buffers."""
 
-    def __init__(self, executor: Executor, buffer: Any) -> None:
-        self._executor, self._buffer = executor, buffer
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
 
-    def __call__(self, watch: Watch, buffer: Any = None, source: Any = None) -> None:
+    def __call__(self, watch: Watch, buffer: Any, source: Any = None) -> None:
         if source is not None:
-            (self._buffer if buffer is None else buffer)[...] = source
+            buffer[...] = source
         self._executor.run(watch, buffer)
 
 
@@ -103,17 +86,14 @@ class _Native:
     MPI takes half the time where values and results lie apart, and less where long buffers come in pieces.
     """
 
-    def __init__(self, transport: Transport, scratch: Scratch, buffer: Any, op: str) -> None:
+    def __init__(self, transport: Transport, scratch: Scratch, op: str) -> None:
         self._reduce, self._wait = transport.native["all_reduce"], transport.wait
         self._scratch = scratch
-        self._buffer = buffer
         self._op = op
 
-    def __call__(self, watch: Watch, buffer: Any = None, source: Any = None) -> None:
-        whole = self._buffer if buffer is None else buffer
-        if (
-            whole.dtype.kind == "b"
-        ):  # MPI has no least and greatest of truth values; of the bytes that hold them it does
+    def __call__(self, watch: Watch, buffer: Any, source: Any = None) -> None:
+        whole = buffer
+        if whole.dtype.kind == "b":  # MPI has no least and greatest of truth values, but of the bytes that hold them
             whole, source = whole.view(numpy.uint8), None if source is None else source.view(numpy.uint8)
         if whole.nbytes <= _PIECE_BYTES:
             self._wait([self._reduce(whole, self._op, source)], watch)
@@ -136,7 +116,7 @@ def _loses_nan(dtype: Any, op: str) -> bool:
     return op in ("min", "max") and dtype.kind == "f"
 
 
-def _nothing(watch: Watch, buffer: Any = None, source: Any = None) -> None:
+def _nothing(watch: Watch, buffer: Any, source: Any = None) -> None:
     """One rank alone, or nothing to reduce: then a buffer of no elements has its values whatever they are."""
-    if source is not None and buffer is not None:
+    if source is not None:
         buffer[...] = source

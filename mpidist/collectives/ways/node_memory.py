@@ -40,8 +40,13 @@ class NodeMemory(NamedTuple):
     scratch: Scratch
     observer: Observer = NOBODY
 
-    def small(self, shape: tuple[int, ...], dtype: Any, op: str) -> SegmentAllReduce | None:
-        """Return the all-reduce in one step through shared memory, if it is the one for such arrays; Local."""
+    def small(
+        self, shape: tuple[int, ...], dtype: Any, op: str, scale: float | None = None, targets: Pieces | None = None
+    ) -> BucketReduction | None:
+        """Return the all-reduce in one step through shared memory, if it is the one for such arrays; Local.
+
+        Parameters as for `SegmentAllReduce`.
+        """
         segments = self.segments
         if segments is None:
             return None
@@ -49,10 +54,10 @@ class NodeMemory(NamedTuple):
         if nbytes > segments.place_bytes:
             return None
         if nbytes <= segments.segment_bytes and nbytes * size <= _MOST_BYTES_READ:
-            kind = SegmentAllReduce
+            kind: type[SegmentAllReduce] = SegmentAllReduce
         else:
             kind = PlaceAllReduce if size == 2 else ShareAllReduce
-        return self.observer.one_step(kind(segments, self.rank, shape, dtype, op))
+        return self.observer.reduction(kind(segments, self.rank, shape, dtype, op, scale, targets))
 
     def reduction(
         self,

@@ -8,13 +8,15 @@ of the call as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy
 
 from mpidist.arrays import reduction
-from mpidist.collectives.ways.pieces import shares
+from mpidist.collectives.ways.bucket_reduction import BucketReduction
+from mpidist.collectives.ways.pieces import Pieces, Transform, shares
 from mpidist.runtime.control import Watch
 from mpidist.transports.node_memory import SharedSegments
 
@@ -61,8 +63,10 @@ def _one_by_one(combine: Callable[..., Any], first: Any, second: Any, rest: Sequ
         combine(out, other, out=out)
 
 
-class SegmentAllReduce:
+class SegmentAllReduce(BucketReduction):
     """The all-reduce of an array of `shape` and `dtype`, bound to the segments.
+
+    Each rank puts its values into its `slot` before it begins a call.
 
     Parameters
     ----------
@@ -73,9 +77,25 @@ class SegmentAllReduce:
     dtype : numpy.dtype
     op : str
         ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
+    scale : float, optional
+        What reduced values are multiplied by.
+    targets : Pieces, optional
+        Where results belong; by default there is one target, of this shape and dtype.
     """
 
-    def __init__(self, segments: SharedSegments, rank: int, shape: tuple[int, ...], dtype: Any, op: str) -> None:
+    def __init__(
+        self,
+        segments: SharedSegments,
+        rank: int,
+        shape: tuple[int, ...],
+        dtype: Any,
+        op: str,
+        scale: float | None = None,
+        targets: Pieces | None = None,
+    ) -> None:
+        self.owned = [(0, prod(shape))]
+        self._scale, self._targets = scale, targets
+        self._sums = None if targets is None else numpy.empty(shape, dtype)
         nbytes = prod(shape) * dtype.itemsize
         rooms = self._rooms(segments)
         self._slots = [room[:, :nbytes].view(dtype).reshape(len(room), *shape) for room in rooms]
@@ -90,9 +110,31 @@ class SegmentAllReduce:
         """Return where this rank writes its values for collective `call`, before it begins it."""
         return self._mine[call & 1]
 
-    def combine(self, watch: Watch, out: Any) -> None:
-        """Write the reduced values into `out`; `watch` is that of the call, which all ranks have come to."""
-        self._reduce_fns[watch.call & 1](out)
+    def run(
+        self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
+    ) -> None:
+        """Reduce what lies in the slots; each rank transforms all of it by itself."""
+        if self._sums is None and transform is None:
+            out = targets[0]
+            self._reduce_fns[watch.call & 1](out)
+            if self._scale is not None:
+                numpy.multiply(out, self._scale, out=out)
+        else:
+            self._deliver(self._reduce_fns[watch.call & 1], targets, transform)
+
+    def _deliver(self, reduce: Callable[[Any], object], targets: Sequence[Any], transform: Transform | None) -> None:
+        """Reduce by ``reduce(out)``, and bring the values to where they belong."""
+        if self._sums is not None:
+            out = self._sums
+        else:
+            out = targets[0] if transform is None else numpy.empty_like(self._mine[0])
+        reduce(out)
+        if self._scale is not None:
+            numpy.multiply(out, self._scale, out=out)
+        if transform is not None:
+            transform(0, out.reshape(-1))
+        elif self._targets is not None:
+            self._targets.scatter(0, out, targets)
 
 
 class PlaceAllReduce(SegmentAllReduce):
@@ -102,8 +144,8 @@ class PlaceAllReduce(SegmentAllReduce):
     so nobody reads the place any more.
     """
 
-    def __init__(self, segments: SharedSegments, rank: int, shape: tuple[int, ...], dtype: Any, op: str) -> None:
-        super().__init__(segments, rank, shape, dtype, op)
+    def __init__(self, segments: SharedSegments, *like: Any) -> None:
+        super().__init__(segments, *like)
         self._segments = segments
 
     @staticmethod
@@ -114,11 +156,13 @@ class PlaceAllReduce(SegmentAllReduce):
         """Return where this rank writes its values for the next call, before it begins it."""
         return self._mine[self._segments.turn & 1]
 
-    def combine(self, watch: Watch, out: Any) -> None:
-        """Write the reduced values into `out`; `watch` is that of the call, which all ranks have come to."""
+    def run(
+        self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
+    ) -> None:
+        """As for short ones."""
         turn = self._segments.turn
         self._segments.turn = turn + 1
-        self._reduce_fns[turn & 1](out)
+        self._deliver(self._reduce_fns[turn & 1], targets, transform)
 
 
 class ShareAllReduce(PlaceAllReduce):
@@ -127,8 +171,10 @@ class ShareAllReduce(PlaceAllReduce):
     A rank writes the sums of its share over its own values there.  No other rank reads them before they are complete.
     """
 
-    def __init__(self, segments: SharedSegments, rank: int, shape: tuple[int, ...], dtype: Any, op: str) -> None:
-        super().__init__(segments, rank, shape, dtype, op)
+    def __init__(
+        self, segments: SharedSegments, rank: int, shape: tuple[int, ...], dtype: Any, op: str, *more: Any
+    ) -> None:
+        super().__init__(segments, rank, shape, dtype, op, *more)
         size = len(segments.filled_words)
         cuts = shares(prod(shape), size)
         parts = [slice(start, stop) for start, stop in zip(cuts[:-1], cuts[1:], strict=True)]
@@ -138,10 +184,15 @@ class ShareAllReduce(PlaceAllReduce):
         flat = [slots.reshape(size, -1) for slots in self._slots]
         self._share_fns = tuple(rank_order(op, slots[:, parts[rank]]) for slots in flat)
         self._shares = tuple(slots[rank, parts[rank]] for slots in flat)
-        self._sums = tuple([(parts[each], slots[each, parts[each]]) for each in others] for slots in flat)
+        self._others = tuple([(parts[each], slots[each, parts[each]]) for each in others] for slots in flat)
 
-    def combine(self, watch: Watch, out: Any) -> None:
-        """Write the reduced values into `out`; `watch` is that of the call, which all ranks have come to."""
+    def run(
+        self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
+    ) -> None:
+        """As for short ones."""
+        self._deliver(partial(self._add_up, watch), targets, transform)
+
+    def _add_up(self, watch: Watch, out: Any) -> None:
         segments, flat, part = self._segments, out.reshape(-1), self._part
         turn, at = segments.turn, segments.turn & 1
         sums = flat[part]
@@ -150,5 +201,5 @@ class ShareAllReduce(PlaceAllReduce):
         segments.turn = turn + 1
         segments.say_reduced(self._rank, turn + 1)
         segments.wait(self._reduced, turn + 1, watch)
-        for where, theirs in self._sums[at]:
+        for where, theirs in self._others[at]:
             flat[where] = theirs

@@ -173,7 +173,7 @@ def test_no_part_of_a_bound_list_outlives_it(in_place, length, algorithm):
         signatures = [("", each.dtype, each.shape) for each in arrays]
         bound = engine.bind_in_place(signatures) if in_place else engine.bind(arrays)
         bound(arrays)
-        reductions = [each for each in bound._ways.reductions if each is not None]
+        reductions = list(bound.reductions)
         parts = [ref(part) for part in (bound, bound._intake, bound._place_for.__self__, *reductions)]
         del bound, reductions
         return [part() for part in parts]

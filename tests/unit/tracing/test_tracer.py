@@ -13,6 +13,8 @@ from mpidist.collectives.engine import Engine
 from mpidist.collectives.observer import NOBODY
 from mpidist.collectives.persistent import Once
 from mpidist.collectives.reductions import update
+from mpidist.collectives.ways.pieces import Pieces
+from mpidist.collectives.ways.selection import Way
 from mpidist.runtime import trace as kinds
 from mpidist.testing import run_ranks
 from mpidist.tracing.clock import clock_offset
@@ -86,10 +88,11 @@ def test_the_sum_of_a_short_buffer_is_noted_in_every_call(folder):
 def test_what_is_sent_from_elsewhere_is_noted_too(folder):
     def on_rank():
         communicator, buffer = world_communicator(), numpy.zeros(5, "f4")
-        replay = communicator.bind(buffer, "sum", "ring")
+        where = Pieces((0, 5))
+        bound = communicator.reduction(Way("ring"), where, where, (buffer.dtype,) * 3, "sum")
 
         def move(watch):
-            replay(watch, None, numpy.full(5, 3.0, "f4"))
+            bound.run(watch, (numpy.full(5, 3.0, "f4"),), (buffer,))
 
         Once(communicator, Call("odd"), move)(None)
         return buffer.tolist()

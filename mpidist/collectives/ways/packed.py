@@ -1,0 +1,175 @@
+"""A bucket that is packed into a flat buffer, which is then reduced: over messages, or by what its device has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any, Protocol
+
+from mpidist import arrays
+from mpidist.collectives.observer import Observer
+from mpidist.collectives.ways.bucket_reduction import BucketReduction
+from mpidist.collectives.ways.pieces import Pieces, Transform
+from mpidist.collectives.ways.scratch import Scratch
+from mpidist.device.memory import memory_of
+from mpidist.runtime.control import Watch
+from mpidist.runtime.trace import PACK, UNPACK
+
+
+class Replay(Protocol):
+    """Reduces flat buffers of one length and dtype."""
+
+    def __call__(self, watch: Watch, buffer: Any, source: Any = None) -> None:
+        """Reduce into the buffer, within the begun call of `watch`.
+
+        Parameters
+        ----------
+        watch : Watch
+        buffer : array, shape (n,), contiguous
+        source : array, shape and dtype of the buffer, optional
+            This rank's values, unchanged; by default they are in the buffer.
+        """
+
+
+class Packing(Protocol):
+    """How tensors lie one after the other in a flat array, see `device.memory.Packing`."""
+
+    def pack(self, tensors: Sequence[Any], flat: Any) -> None:
+        """Copy C-contiguous tensors into `flat`, converting to its dtype."""
+
+    def unpack(self, flat: Any, tensors: Sequence[Any]) -> None:
+        """Copy `flat` into C-contiguous tensors, converting to their dtypes."""
+
+
+class PlainPacking:
+    """The packing of tensors of any kind, by what their library has.
+
+    Parameters
+    ----------
+    offsets : sequence of int
+        Where each begins, in elements; one more for the end.
+    observer : Observer
+        Is told when they are packed and handed out.
+    """
+
+    def __init__(self, offsets: Sequence[int], observer: Observer) -> None:
+        self._spans = list(pairwise(offsets))
+        self.pack = observer.function(PACK, pack)
+        self.unpack = observer.function(UNPACK, self._unpack)
+
+    def _unpack(self, flat: Any, tensors: Sequence[Any]) -> None:
+        for each, (start, stop) in zip(tensors, self._spans, strict=True):
+            each.reshape(-1)[...] = flat[start:stop]
+
+
+class PackedReduction(BucketReduction):
+    """Tensors that are packed into a flat buffer, which is reduced; see `bind_packed`.
+
+    The buffer is the only target, where its dtype is the one in which values are reduced; else it is work memory.
+
+    Parameters
+    ----------
+    is_flat : bool
+        Whether there is but one target, in the dtype in which values are reduced.
+    work : callable
+        ``work()`` returns a flat array, which other reductions use as well, but not at the same time.
+    """
+
+    def __init__(
+        self,
+        reduce: Replay,
+        sources: Packing,
+        targets: Packing,
+        is_flat: bool,
+        elements: int,
+        work: Callable[[], Any],
+        scale: float | None,
+        is_apart: bool,
+    ) -> None:
+        self._reduce, self._work, self._scale = reduce, work, scale
+        self._pack, self._unpack = sources.pack, targets.unpack
+        self._is_flat, self._is_apart = is_flat, is_apart
+        self.owned = [(0, elements)]
+        if is_apart or not is_flat:
+            work()  # before any call is begun: a rank that has no memory for it raises, and stays in step
+
+    def run(
+        self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
+    ) -> None:
+        """Reduce the tensors; each rank transforms all of them by itself."""
+        is_target = self._is_flat and transform is None
+        buffer = targets[0].reshape(-1) if is_target else self._work()
+        if is_target and self._is_apart and sources[0] is not targets[0]:
+            self._reduce(watch, buffer, self._apart(sources, buffer))
+        else:
+            if not (is_target and len(sources) == 1 and sources[0] is targets[0]):
+                self._pack(sources, buffer)
+            self._reduce(watch, buffer)
+        if self._scale is not None:
+            arrays.namespace(buffer).multiply(buffer, self._scale, out=buffer)
+        if transform is not None:
+            transform(0, buffer)
+        elif not is_target:
+            self._unpack(buffer, targets)
+
+    def _apart(self, sources: Sequence[Any], buffer: Any) -> Any:
+        """Return the values as one flat array that is not the buffer."""
+        if len(sources) == 1 and sources[0].dtype == buffer.dtype:
+            return sources[0].reshape(-1)
+        values = self._work()
+        self._pack(sources, values)
+        return values
+
+
+def bind_packed(
+    reduce: Replay,
+    like: Any,
+    sources: Pieces,
+    targets: Pieces,
+    dtypes: Sequence[Any],
+    scale: float | None,
+    is_apart: bool,
+    scratch: Scratch,
+    observer: Observer,
+) -> PackedReduction:
+    """Return the reduction of tensors that are packed.  Local.
+
+    Parameters
+    ----------
+    reduce : Replay
+        Of flat buffers.
+    like : array, shape (n,)
+        Such a buffer.
+    sources, targets : Pieces
+    dtypes : sequence of three dtypes
+        Of the sources, of what is added, and of the targets.
+    scale : float or None
+        What reduced values are multiplied by.
+    is_apart : bool
+        Whether values and results had better lie apart.
+    scratch : Scratch
+        Work memory of the host.
+    observer : Observer
+        Is told when tensors of the host are packed and handed out.
+    """
+    _, dtype, result = dtypes
+    is_flat = len(targets.offsets) == 2 and dtype == result
+    memory = memory_of(like)
+
+    def packing(pieces: Pieces) -> Packing:
+        return PlainPacking(pieces.offsets, observer) if memory is None else memory.packing(pieces.offsets)
+
+    kind = arrays.empty(0, dtype, like)
+    own = cache(lambda: arrays.empty(like.size, dtype, kind))
+    work = own if arrays.is_device(like) else partial(scratch.array, like.shape, dtype)
+    is_apart &= is_flat
+    return PackedReduction(reduce, packing(sources), packing(targets), is_flat, like.size, work, scale, is_apart)
+
+
+def pack(tensors: Sequence[Any], out: Any) -> None:
+    """Copy tensors, one after the other in C order, into the flat `out`, converting to its dtype."""
+    if len(tensors) == 1:
+        out[...] = tensors[0].reshape(-1)
+    elif tensors:
+        arrays.namespace(out).concatenate(tensors, axis=None, out=out)
