@@ -98,7 +98,8 @@ def _bound(
         return ranks.reduction(way, where, where, dtypes, plan.reduction, scale, kind, scratch)
 
     call = Call(what, signatures, [(way.label, bucket.nbytes) for bucket in plan.buckets])
-    step = one_step(ranks, plan, way, pieces, scale) if on_host else None
+    shape = signatures[0][2] if intake is None and len(signatures) == 1 else None
+    step = one_step(ranks, plan, way, pieces, scale, shape) if on_host else None
     if intake is not None and step is not None and plan.buckets[0].dtype == signatures[0][1]:
         only = plan.buckets[0]
         return ShortArray(ranks, call, ("", only.dtype, (only.elements,)), step, is_in_place=True)

@@ -12,6 +12,7 @@ import numpy
 from mpidist import arrays
 from mpidist.collectives.reductions.adjustment import Zeros
 from mpidist.collectives.reductions.plan import Plan
+from mpidist.collectives.ways.packed import pack
 from mpidist.device.memory import DeviceMemory
 
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
@@ -205,14 +206,6 @@ class BufferIntake:
     def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """Return the array.  Local."""
         return tensors
-
-
-def pack(tensors: Sequence[Any], out: Any) -> None:
-    """Copy tensors, one after the other in C order, into the flat `out`, converting to its dtype."""
-    if len(tensors) == 1:
-        out[...] = tensors[0].reshape(-1)
-    elif tensors:
-        arrays.namespace(out).concatenate(tensors, axis=None, out=out)
 
 
 _strides = attrgetter("strides")

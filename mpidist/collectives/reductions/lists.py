@@ -14,7 +14,7 @@ from mpidist.collectives.handle import Handle
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.reductions.adjustment import Zeros, check_factors
-from mpidist.collectives.reductions.intake import ListIntake, OptionalIntake, pack
+from mpidist.collectives.reductions.intake import ListIntake, OptionalIntake
 from mpidist.collectives.reductions.plan import Bucket, Plan, Signature, build
 from mpidist.collectives.reductions.reduction import (
     BYTES_PER_TENSOR,
@@ -26,6 +26,7 @@ from mpidist.collectives.reductions.reduction import (
 from mpidist.collectives.reductions.rows import Rows
 from mpidist.collectives.reductions.sinks import ResultSink
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
+from mpidist.collectives.ways.packed import pack
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.collectives.ways.scratch import Scratch
 from mpidist.collectives.ways.selection import Way

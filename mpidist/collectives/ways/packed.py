@@ -168,8 +168,8 @@ def bind_packed(
 
 
 def pack(tensors: Sequence[Any], out: Any) -> None:
-    """Copy tensors, one after the other in C order, into the flat `out`, converting to its dtype."""
+    """Copy tensors, one after the other in C order, into `out`, converting to its dtype; it is flat but for one."""
     if len(tensors) == 1:
-        out[...] = tensors[0].reshape(-1)
+        out[...] = tensors[0].reshape(out.shape)
     elif tensors:
         arrays.namespace(out).concatenate(tensors, axis=None, out=out)
