@@ -127,9 +127,9 @@ class Communicator:
         self._chooser.choices = Once(self, call, load)(None, timeout_seconds)
         self.load_choices = None
 
-    def facts(self, has_segments: bool = True) -> Facts:
-        """Return what the choice of an algorithm depends on.  Local."""
-        return self._chooser.facts(has_segments)
+    def facts(self) -> Facts:
+        """Return what the choice of an algorithm for arrays of the host depends on.  Local."""
+        return self._chooser.facts()
 
     def way(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> Way:
         """Return the way of a unit of `nbytes`; an explicit choice wins.  Local.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mpidist.collectives.ways import selection
-from mpidist.collectives.ways.selection import SEGMENTED, Choices, Facts, Way
+from mpidist.collectives.ways.selection import AUTO, FREE, PINNED, SEGMENTED, Choices, Facts, Way
 from mpidist.options import Settings
 
 #: Sizes in bytes from which on a pack is closed: never where segments are the unit of work; as a message otherwise.
@@ -34,18 +36,20 @@ class Chooser:
         self._facts = facts
         self._room = room
         self._forced = settings.algorithm
-        if self._forced == selection.AUTO and settings.deterministic:
-            self._forced = selection.PINNED
+        if self._forced == AUTO and settings.deterministic:
+            self._forced = PINNED
 
-    def facts(self, has_segments: bool = True) -> Facts:
+    def facts(self, on_host: bool = True) -> Facts:
         """Return what the choice of an algorithm depends on; Local."""
-        known = self._facts
-        return Facts(known.topology, known.native, has_segments and known.has_segments, self.choices)
+        known = replace(self._facts, choices=self.choices)
+        if on_host or self._moves_device:
+            return known if on_host else replace(known, has_segments=False)
+        return replace(known, choices=None, on_device=True)
 
     def asked(self, algorithm: str | None) -> str:
         """Return what is asked for: by a call, else by the settings; those win over a pinned choice, or pin it."""
-        forced, free = self._forced, (selection.AUTO, selection.PINNED)
-        pins = algorithm in free and forced != selection.AUTO and selection.PINNED in (algorithm, forced)
+        forced = self._forced
+        pins = algorithm in (AUTO, PINNED) and forced != AUTO and PINNED in (algorithm, forced)
         return forced if algorithm is None or pins else algorithm
 
     def way(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> Way:
@@ -60,27 +64,19 @@ class Chooser:
         if self._facts.topology.size == 1:
             selection.check_name(asked)
             return Way("none")
-        if not on_host and not self._moves_device:
-            return selection.device_way(asked, self.facts())
-        found = selection.way(nbytes, _of_host(asked), self.facts(on_host))
+        found = selection.way(nbytes, asked, self.facts(on_host))
         return found if self._room is None else found._replace(segment_bytes=min(found.segment_bytes, self._room))
 
     def by_messages(self, nbytes: int, algorithm: str | None) -> str:
         """Return the algorithm over messages for a buffer of `nbytes`; Local."""
         if self._facts.topology.size == 1 or not nbytes:
             return "none"
-        return selection.asked_for(nbytes, _of_host(self.asked(algorithm)), self.facts(has_segments=False))
+        return selection.asked_for(nbytes, self.asked(algorithm), replace(self.facts(), has_segments=False))
 
     def bytes_per_pack(self, algorithm: str | None, on_host: bool = True) -> int:
         """Return from what size in bytes on a pack is closed when the user leaves it to us; Local."""
-        if not on_host and not self._moves_device:
+        asked = self.asked(algorithm)
+        has_segments = self._facts.has_segments and asked in (*FREE, PINNED, *SEGMENTED)
+        if has_segments or self.facts(on_host).on_device:
             return ONE_PACK
-        asked = _of_host(self.asked(algorithm))
-        if self._facts.has_segments and asked in (selection.AUTO, selection.PINNED, *SEGMENTED):
-            return ONE_PACK
-        return self.choices.bucket_bytes if self.choices is not None and asked == selection.AUTO else _MESSAGE_PACK
-
-
-def _of_host(asked: str) -> str:
-    """Return what is asked for where arrays are the host's."""
-    return selection.AUTO if asked in (selection.NCCL, selection.STAGED) else asked
+        return self.choices.bucket_bytes if self.choices is not None and asked in FREE else _MESSAGE_PACK

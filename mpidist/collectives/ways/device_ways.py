@@ -98,7 +98,7 @@ class DeviceReplay:
     Parameters
     ----------
     algorithm : str
-        See `selection.device_way`.
+        See `selection.asked_for`.
     """
 
     def __init__(

@@ -39,7 +39,10 @@ SEGMENTED = ("shared_memory", "two_level")
 #: arrays of the host both stand for `AUTO`.
 NCCL, STAGED = "nccl", "staged"
 
-#: What AUTO takes there: the former where these ranks can use it, else the latter.
+#: What leaves the host's algorithm to the table and to what was measured.
+FREE = (AUTO, NCCL, STAGED)
+
+#: The former of both where these ranks can use it, else the latter.
 _DEVICE = "device"
 
 
@@ -50,7 +53,8 @@ class Row(NamedTuple):
     ----------
     place : str
         ``"node"``: one node whose ranks share memory; ``"nodes"``: several nodes, with shared memory in each;
-        ``"levels"``: several nodes, without; ``"flat"``: one rank a node, or one node without shared memory.
+        ``"levels"``: several nodes, without; ``"flat"``: one rank a node, or one node without shared memory;
+        ``"device"``: arrays lie in device memory that the transport does not move by itself.
     ranks : int
         On so many ranks at most it was measured; 0: not at all.
     files : str
@@ -79,6 +83,7 @@ TABLE = (
     Row("levels", _LARGE_BYTES, "hierarchical"),
     Row("flat", 0, "native"),
     Row("flat", _LARGE_BYTES, "ring"),
+    Row("device", 0, _DEVICE),
 )
 
 #: From so many nodes on the 2 (nodes - 1) messages of a ring between them cost more than they save.
@@ -119,19 +124,24 @@ class Facts:
     native : tuple of str
         Collectives that the transport has of its own.
     has_segments : bool
-        Whether the ranks of each node share memory, and the buffer is the host's.
+        Whether the ranks of each node share memory.
     choices : Choices or None
         What follows from measurements; None for the table.
+    on_device : bool
+        Whether the buffer lies in device memory that the transport does not move by itself.
     """
 
     topology: Topology
     native: tuple[str, ...]
     has_segments: bool
     choices: Choices | None = None
+    on_device: bool = False
 
     @property
     def place(self) -> str:
-        """Which rows of the table are for these ranks."""
+        """Which rows of the table are for these ranks and this kind of memory."""
+        if self.on_device:
+            return "device"
         if self.has_segments and self.topology.node_count == 1:
             return "node"
         if self.topology.node_count == 1 or max(self.topology.local_size_of) == 1:
@@ -193,22 +203,9 @@ def way(nbytes: int, asked: str, facts: Facts) -> Way:
         return Way(chosen)
     if nbytes < LONG_BYTES:
         return Way(chosen, _SHORT_SEGMENT_BYTES)
-    choices = facts.choices if asked == AUTO and chosen == "shared_memory" else None
+    choices = facts.choices if asked in FREE and chosen == "shared_memory" else None
     tuned = None if choices is None else choices.segment_bytes
     return Way(chosen, tuned or SEGMENT_BYTES)
-
-
-def device_way(asked: str, facts: Facts) -> Way:
-    """Return the way of a unit in device memory that the transport does not move by itself (Local).
-
-    Its algorithm is `NCCL`, `STAGED` or one of both, and behind a colon that of the host's part if it was asked for.
-    """
-    first, _, _ = asked.partition(":")
-    if first in (NCCL, STAGED, _DEVICE):
-        return Way(asked)
-    if asked == AUTO:
-        return Way(_DEVICE)
-    return Way(f"{_DEVICE}:{asked}" if asked == PINNED else f"{STAGED}:{check(asked, facts)}")
 
 
 def choose(nbytes: int, facts: Facts) -> str:
@@ -234,6 +231,8 @@ def pinned(nbytes: int, facts: Facts) -> str:
     MPI only recommends that the same values give the same sum in each launch.
     """
     chosen = by_table(nbytes, facts)
+    if facts.on_device:
+        return f"{chosen}:{PINNED}"
     return instead_of_native(nbytes) if chosen == "native" else chosen
 
 
@@ -350,7 +349,14 @@ def _unknown(name: str, known: list[str]) -> ValueError:
 def asked_for(nbytes: int, asked: str, facts: Facts) -> str:
     """Return the algorithm for what was asked: ``"auto"``, ``"pinned"``, or one by name (Local).
 
+    In device memory it is `NCCL`, `STAGED` or one of both, and behind a colon what the host's part was asked for.
     Raises ValueError as `check` does.
     """
+    if asked in (NCCL, STAGED) and not facts.on_device:
+        asked = AUTO
     known: dict[str, Any] = {AUTO: choose, PINNED: pinned}
-    return known[asked](nbytes, facts) if asked in known else check(asked, facts)
+    if asked in known:
+        return known[asked](nbytes, facts)
+    if not facts.on_device:
+        return check(asked, facts)
+    return asked if asked.partition(":")[0] in (NCCL, STAGED, _DEVICE) else f"{STAGED}:{check(asked, facts)}"

@@ -252,3 +252,32 @@ def test_tuned_segments_are_not_those_of_two_levels():
     facts = Facts(TWO_NODES.topology, ("all_reduce",), True)
     choices = Choices(((0, "two_level"),), ((0, "ring"),), 1 << 20, 1 << 18)
     assert selection.way(1 << 22, "auto", replace(facts, choices=choices)) == ("two_level", 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("auto", "device"),
+        ("pinned", "device:pinned"),
+        ("nccl", "nccl"),
+        ("staged", "staged"),
+        ("device:pinned", "device:pinned"),
+        ("staged:ring", "staged:ring"),
+        ("ring", "staged:ring"),
+        ("shared_memory", "staged:shared_memory"),
+    ],
+)
+def test_arrays_of_a_device_have_a_row_of_their_own(asked, expected):
+    assert selection.way(1 << 22, asked, replace(NODE, on_device=True)) == (expected, 0)
+
+
+@pytest.mark.parametrize("asked", ["nccl", "staged"])
+def test_what_is_asked_for_arrays_of_devices_leaves_the_choice_for_those_of_the_host(asked):
+    choices = Choices(((1, "shared_memory"),), ((1, "ring"),), 1 << 20, 1 << 18)
+    for facts in (NODE, TWO_NODES, replace(NODE, choices=choices)):
+        assert selection.way(1 << 22, asked, facts) == selection.way(1 << 22, "auto", facts)
+
+
+def test_an_algorithm_that_is_not_there_is_refused_for_arrays_of_a_device_too():
+    with pytest.raises(ValueError, match="two_level"):
+        selection.way(1 << 22, "two_level", replace(NODE, on_device=True))
