@@ -12,7 +12,7 @@ from mpidist.collectives.observer import Observer
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces, Transform
 from mpidist.collectives.ways.scratch import Scratch
-from mpidist.device.memory import memory_of
+from mpidist.device.memory import Packing, memory_of
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import PACK, UNPACK
 
@@ -30,16 +30,6 @@ class Replay(Protocol):
         source : array, shape and dtype of the buffer, optional
             This rank's values, unchanged; by default they are in the buffer.
         """
-
-
-class Packing(Protocol):
-    """How tensors lie one after the other in a flat array, see `device.memory.Packing`."""
-
-    def pack(self, tensors: Sequence[Any], flat: Any) -> None:
-        """Copy C-contiguous tensors into `flat`, converting to its dtype."""
-
-    def unpack(self, flat: Any, tensors: Sequence[Any]) -> None:
-        """Copy `flat` into C-contiguous tensors, converting to their dtypes."""
 
 
 class PlainPacking:
