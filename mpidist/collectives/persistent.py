@@ -141,9 +141,9 @@ class Bound:
                 "wait() for its handle before the next start, or bind a second one"
             )
         self.enter(arrays)  # `Handle.wait` may be called in another stream of the device
-        self._handle = _Start(self, arrays, timeout_seconds)
-        self._started.waiting.append(self._handle)
-        return Handle(self._handle.wait, self._handle.warn)
+        started = self._handle = _Start(self, arrays, timeout_seconds)
+        self._started.waiting.append(started)
+        return Handle(started.wait, started.warn, lambda: started.is_over)
 
     def finish(self) -> None:
         """Take note that what was started is over.  Local."""

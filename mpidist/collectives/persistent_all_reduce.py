@@ -153,4 +153,4 @@ class _Unbound:
     def start(self, arrays: list[Any]) -> Handle:
         """Reduce, and return a handle that has the results."""
         results = self._reduce(arrays)
-        return Handle(lambda: results)
+        return Handle.done(results)

@@ -80,6 +80,12 @@ class Transfer(Handle):
         """Move on as far as is possible without waiting.  Local."""
         raise NotImplementedError
 
+    def is_ready(self) -> bool:
+        """Return whether the transfer is over; all that is open moves on as far as it can without waiting.  Local."""
+        if not self.is_over:
+            self._lines.move_on()
+        return self.is_over
+
     def wait(self) -> Any:
         """Return when the array has been sent, or the array that was received; a second call returns the same.
 
@@ -465,6 +471,11 @@ class PointToPoint:
             self._give_up(transfer)
             Once(self._ranks, Call(transfer.what, [fact("of", self.own_name)]))(None)  # raises RemoteReplicaError
 
+    def move_on(self) -> None:
+        """Move all open transfers on, as far as is possible without waiting.  Local."""
+        with self._control.turnstile:
+            self._move_on()
+
     def _give_up(self, transfer: Transfer) -> None:
         """Wait for a transfer no more: the function of the other rank raised."""
         if isinstance(transfer, _Receiving):  # a send that was begun goes on when that rank receives
@@ -544,7 +555,7 @@ def _described(dtype: Any, shape: tuple[int, ...]) -> str:
 
 
 #: A send that is over already.
-_SENT = Handle(lambda: None)
+_SENT = Handle.done(None)
 
 
 class BoundSend:

@@ -208,7 +208,7 @@ _uncoded_rows.__name__ = "reducescatter"
 def _started(fn: Any) -> Any:
     def start(*args: Any, **kwargs: Any) -> Handle:
         result = fn(*args, **kwargs)
-        return Handle(lambda: result)
+        return Handle.done(result)
 
     start.__name__ = start.__qualname__ = f"{fn.__name__}_async"
     start.__doc__ = f"Return a handle, whose result `synchronize` returns, of a `{fn.__name__}`. Collective."
@@ -230,7 +230,7 @@ def synchronize(handle: Handle) -> Any:
 
 
 def poll(handle: Handle) -> bool:
-    """Return whether the result is there: always.  Local."""
+    """Return True: a sum is made by `synchronize`, so who polls before that must not be kept waiting.  Local."""
     return True
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mpidist.collectives.call import Call
 from mpidist.collectives.engine import Engine
+from mpidist.collectives.handle import Handle, together
 from mpidist.collectives.persistent import Once, UnlikeArraysError
 from mpidist.collectives.reductions import sinks
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
@@ -126,6 +127,23 @@ def test_a_later_collective_carries_out_what_was_started_before():
         return float(handle.wait()[1]), communicator.control.call - calls
 
     assert run_ranks(2, on_rank) == [(2.0, 0)] * 2
+
+
+def test_a_handle_is_ready_when_its_collective_was_carried_out():
+    def on_rank():
+        communicator = world_communicator()
+        first, second = _bound().start(_arrays(SIGNATURES, 1.0)), _bound(LONG).start(_arrays(LONG, 1.0))
+        last, both = first.then(lambda results: results[1]), together([first, second])
+        handles = [first, second, last, both, Handle.done(3)]
+        found = [[each.is_ready() for each in handles]]
+        first.wait()
+        found.append([each.is_ready() for each in handles])
+        communicator.barrier()  # carries out the second one
+        found.append([each.is_ready() for each in handles])
+        return found, float(last.wait()), Handle.done(3).wait()
+
+    ready = [[False] * 4 + [True], [True, False, True, False, True], [True] * 5]
+    assert run_ranks(2, on_rank) == [(ready, 2.0, 3)] * 2
 
 
 def test_a_second_start_before_the_first_is_over_is_refused():

@@ -87,6 +87,24 @@ def test_a_ring_in_which_all_start_to_send_first(hosts):
 
 
 @places
+def test_transfers_move_on_while_somebody_asks_whether_they_are_ready(hosts):
+    def on_rank():
+        communicator = world_communicator()
+        rank, size = communicator.rank, communicator.size
+        lines = communicator.point_to_point
+        transfers = [
+            lines.start_send(numpy.full(5000, float(rank)), (rank + 1) % size),
+            lines.start_receive((rank - 1) % size),
+        ]
+        deadline = time.monotonic() + 60
+        while not all(each.is_ready() for each in transfers):
+            assert time.monotonic() < deadline
+        return {*transfers[1].wait().tolist()}
+
+    assert run_ranks(3, on_rank, hosts=hosts) == [{2.0}, {0.0}, {1.0}]
+
+
+@places
 def test_receives_are_served_in_the_order_in_which_they_were_started(hosts):
     def on_rank():
         communicator = world_communicator()
