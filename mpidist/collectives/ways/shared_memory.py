@@ -134,7 +134,7 @@ class SegmentAllReduce(BucketReduction):
         if transform is not None:
             transform(0, out.reshape(-1))
         elif self._targets is not None:
-            self._targets.scatter(0, out, targets)
+            self._targets.scatter(0, out.reshape(-1), targets)
 
 
 class PlaceAllReduce(SegmentAllReduce):

@@ -18,6 +18,9 @@ LISTS = {
     "long": [("f8", shape) for shape in LONG],
     "16 bits": [("f2", shape) for shape in LONG],
     "mixed": MIXED,
+    "one scalar of 16 bits": [("f2", ())],
+    "one matrix": [("f4", (2, 3))],
+    "one matrix of 16 bits": [("f2", (2, 3))],
     "empty": [],
     "no elements": [("f4", (0,)), ("f4", (0, 3))],
 }
