@@ -8,6 +8,7 @@ next call would mix values of two.  So threads are turned away, and a call that 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -37,7 +38,11 @@ class Turnstile:
         self._acquire = self._lock.acquire
         self._call = 0
         #: Leave after a call that raised nothing; one step of the interpreter, so that no signal comes in between.
-        self.leave: Callable[[], None] = self._lock.release
+        self.leave: Callable[[], None] = self._leaving()
+
+    def _leaving(self) -> Callable[[], None]:
+        """Return what leaves."""
+        return self._lock.release
 
     def try_acquire(self) -> bool:
         """Pass without making a call, if nobody is inside; `release` leaves again."""
@@ -91,3 +96,37 @@ class Turnstile:
             self.leave()
         else:
             self.leave_by(error)
+
+
+class TraceTurnstile(Turnstile):
+    """A turnstile that tells when each call began, what is done before it is begun included."""
+
+    __slots__ = ("_start",)
+
+    def __init__(self, control: ControlChannel) -> None:
+        super().__init__(control)
+        self._start = 0
+
+    def enter(self) -> None:
+        """Pass before a call, which begins now; errors as on entering."""
+        start = time.monotonic_ns()
+        super().enter()
+        self._start = start
+
+    def _leaving(self) -> Callable[[], None]:
+        return self._tell_and_leave
+
+    def _tell_and_leave(self) -> None:
+        self._tell()
+        self._lock.release()
+
+    def leave_by(self, error: BaseException) -> None:
+        """Leave after a call that raised `error`."""
+        self._tell()
+        super().leave_by(error)
+
+    def _tell(self) -> None:
+        control = self._control
+        # a list unlike the last one is looked at, and no call made
+        if control.on_call is not None and control.call != self._call:
+            control.on_call(self._start)

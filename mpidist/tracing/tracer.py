@@ -19,7 +19,6 @@ from mpidist.collectives.ways.pieces import Transform
 from mpidist.runtime import trace as kinds
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import About, Trace
-from mpidist.runtime.turnstile import Turnstile
 from mpidist.tracing.clock import clock_offset
 from mpidist.transports import World
 from mpidist.transports.base import Transport
@@ -57,7 +56,7 @@ class Tracer(Observer):
         with control.turnstile:
             self._compare_clocks(communicator, communicator.begin(communicator.call("clocks of a trace")))
         self._communicator = communicator
-        control.turnstile = _TracedTurnstile(control, self._trace)
+        control.on_call = self._note_call
         control.at_end.append(self._trace.close)
 
     @property
@@ -119,6 +118,9 @@ class Tracer(Observer):
         else:
             self._sent[index] = time.monotonic_ns()
 
+    def _note_call(self, start: int) -> None:
+        self._trace.add(kinds.CALL, start, self._control.call, self._trace.last_call)
+
     def _compare_clocks(self, communicator: Communicator, watch: Watch) -> None:
         while self._next_comparison <= watch.call:
             self._next_comparison *= 2
@@ -148,35 +150,6 @@ class _TracedTransport:
         found = self._transport.exchange(payload, watch)
         self._add(kinds.SEND, start, watch.call)
         return found
-
-
-class _TracedTurnstile(Turnstile):
-    """Notes how long each call takes as a whole, what is done before it is begun included."""
-
-    __slots__ = ("_trace", "_start", "_release")
-
-    def __init__(self, control: Any, trace: Trace) -> None:
-        super().__init__(control)
-        self._trace = trace
-        self._start = 0
-        self._release, self.leave = self.leave, self._leave
-
-    def enter(self) -> None:
-        start = time.monotonic_ns()
-        super().enter()
-        self._start = start
-
-    def _leave(self) -> None:
-        self._note()
-        self._release()
-
-    def leave_by(self, error: BaseException) -> None:
-        self._note()
-        super().leave_by(error)
-
-    def _note(self) -> None:
-        if self._control.call != self._call:  # a list unlike the last one is looked at, and no call made
-            self._trace.add(kinds.CALL, self._start, self._control.call, self._trace.last_call)
 
 
 class _TracedReduction:

@@ -16,6 +16,7 @@ from mpidist.collectives.reductions import update
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.collectives.ways.selection import Way
 from mpidist.runtime import trace as kinds
+from mpidist.runtime.turnstile import TraceTurnstile, Turnstile
 from mpidist.testing import run_ranks
 from mpidist.tracing.clock import clock_offset
 from mpidist.tracing.shares import gather, lateness
@@ -225,3 +226,20 @@ def test_every_bucket_is_noted_from_being_packed_to_having_come_back(hosts, fold
         assert all(reduced[1] <= event[1] <= event[2] <= reduced[2] for event in sent)
         assert min(event[1] for event in events[kinds.PACK]) < min(event[1] for event in sent)
         assert max(event[2] for event in sent) <= max(event[2] for event in events[kinds.UNPACK])
+
+
+def test_a_trace_replaces_no_method_and_no_part_of_the_control_channel(folder):
+    def on_rank():
+        communicator = world_communicator()  # its trace has begun
+        communicator.barrier()
+        control = communicator.control
+        replaced = [name for name, value in vars(control).items() if callable(getattr(type(control), name, None))]
+        return type(control.turnstile), replaced
+
+    assert run_ranks(2, on_rank) == [(TraceTurnstile, [])] * 2
+
+
+def test_without_a_trace_a_call_is_left_by_the_lock_alone(monkeypatch):
+    monkeypatch.delenv("MPIDIST_TRACE", raising=False)
+    turnstile = run_ranks(1, lambda: world_communicator().control.turnstile)[0]
+    assert type(turnstile) is Turnstile and turnstile.leave == turnstile._lock.release
