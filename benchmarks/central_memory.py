@@ -41,7 +41,7 @@ Row = dict[str, Any]
 def main() -> None:
     """Measure everything, print the table, and write it down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write central_memory.json and .png there")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write central_memory.json there")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES_MIB, metavar="MIB", help="of the models")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--measure", nargs=3, metavar=("STRATEGY", "MODEL", "MIB"), help="what each started job does")
@@ -122,39 +122,10 @@ def node_bytes(strategy: Any) -> int:
 
 
 def save(folder: Path, rows: list[Row]) -> None:
-    """Write the rows, with what they were measured on, and draw them."""
+    """Write the rows, with what they were measured on."""
     folder.mkdir(parents=True, exist_ok=True)
     found = {"machine": machine(), "rows": rows}
     (folder / "central_memory.json").write_text(json.dumps(found, indent=1) + "\n")
-    draw(folder / "central_memory.png", rows)
-
-
-def draw(path: Path, rows: list[Row]) -> None:
-    """Draw, for each model, memory against ranks, in models."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    figure, axes = pyplot.subplots(1, len(models), figsize=(6 * len(models), 4), squeeze=False, sharey=True)
-    for axis, model in zip(axes.flat, models, strict=True):
-        for strategy, style in zip(STRATEGIES, ("-", "--"), strict=True):
-            for mib, colour in zip(dict.fromkeys(row["mib"] for row in rows), ("C0", "C1", "C2", "C3"), strict=False):
-                own = [row for row in rows if (row["model"], row["strategy"], row["mib"]) == (model, strategy, mib)]
-                sizes = [(row["after_bytes"] - row["before_bytes"]) / (mib * MIB) for row in own]
-                label = f"{strategy}, {mib} MiB"
-                axis.plot([row["ranks"] for row in own], sizes, style, color=colour, marker=".", label=label)
-        axis.set_title({"dense": "one dense layer", "rows": "embedding table, rows updated"}[model])
-        axis.set_xlabel("ranks on the node")
-        axis.set_xticks(sorted({row["ranks"] for row in rows}))
-        axis.grid(True, alpha=0.3)
-    axes[0, 0].set_ylabel("memory of the node, in models\n(variables and two slots of Adam)")
-    axes[0, 0].set_ylim(bottom=0)
-    axes[0, -1].legend(fontsize="small", loc="upper left")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
 
 
 if __name__ == "__main__":

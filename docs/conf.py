@@ -71,11 +71,25 @@ def _add_dark_pictures(app: Any, doctree: Any) -> None:
 
 #: Where a name may be cut: `mpidist.|Mirrored|Strategy`, `MPIDIST_|TIMEOUT_|SECONDS`.
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[._/(=,])(?=\w)")
+_NAME = re.compile(r'(?<=<span class="pre">)[^<]+|(?<=<h[1-6]>)[^<]+')
+_CONSOLE = re.compile(r'(?<=<div class="highlight-console).*?(?=</pre>)', re.DOTALL)
+#: An option or an arrow, which a browser would cut after the hyphen: `--mpi`, `->`.
+_OPTION = re.compile(r"(?<![^\s>])-(?:&gt;|[^\s<&]+)")
+_INLINE_OPTION = re.compile(r'(?<=<span class="pre">)--?\w+')
+_TOGETHER = r'<span class="option">\g<0></span>'
+#: A line of output with columns.
+_COLUMNS = re.compile(r'(?<=<span class="go)(?=">(?:[^<\n]*?\S {2,}){3}\S)')
 
 
 def _let_names_wrap(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Let the lines of a table be cut between the words of a name; what is copied is the name."""
-    if "body" in context:
-        context["body"] = re.sub(
-            r'(?<=<span class="pre">)[^<]+(?=</span>)', lambda name: _WORDS.sub("<wbr>", name[0]), context["body"]
-        )
+    """Let lines be cut between the words of a name, and not within an option; what is copied stays the same."""
+    for place, key in ((context, "body"), (context.get("prev"), "title"), (context.get("next"), "title")):
+        if place and key in place:
+            text = place[key] if key == "body" else f"<h1>{place[key]}"
+            text = _NAME.sub(lambda name: _WORDS.sub("<wbr>", name[0]), text)
+            text = _INLINE_OPTION.sub(_TOGETHER, text)
+            place[key] = _CONSOLE.sub(_keep_together, text).removeprefix("" if key == "body" else "<h1>")
+
+
+def _keep_together(console: re.Match[str]) -> str:
+    return _COLUMNS.sub(" columns", _OPTION.sub(_TOGETHER, console[0]))

@@ -25,6 +25,7 @@ PICTURES: dict[str, Callable[[Theme], Drawing]] = {
     "gradients": bars.gradients,
     "servers": bars.servers,
     "torch_steps": bars.torch_steps,
+    "central_memory": bars.central_memory,
     "scaling": scaling.scaling,
     "timeline": timeline.timeline,
 }

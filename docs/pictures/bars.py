@@ -45,6 +45,8 @@ _TORCH = {
     "mpidist DDP": ("mpidist, DDP class", "rank"),
     "DDP": ("PyTorch's DDP, Gloo", "muted"),
 }
+#: Which model of central_memory.json -> the heading of its bars.
+_MEMORY = {"rows": "An embedding table, gradients of some rows", "dense": "A dense layer, gradients of all of it"}
 _MODELS = ("MLP, 150,000", "MLP, 2.2 million", "ResNet-18, 11 million", "MLP, 25 million")
 
 
@@ -95,6 +97,27 @@ def torch_steps(theme: Theme) -> Drawing:
     return _draw(
         theme, "A training step of PyTorch", "Milliseconds on 2 ranks of one machine: shorter is better.", panels
     )
+
+
+def central_memory(theme: Theme) -> Drawing:
+    rows = json.loads((_RESULTS / "central_memory.json").read_text())["rows"]
+    panels = {
+        heading: [
+            _memory_bar(row)
+            for row in sorted(rows, key=lambda row: (row["ranks"], row["strategy"]))
+            if (row["model"], row["mib"]) == (model, 256)
+        ]
+        for model, heading in _MEMORY.items()
+    }
+    below = "MiB of a node: 256 MiB of weights, with Adam: shorter is better."
+    return _draw(theme, "Memory of central storage", below, panels)
+
+
+def _memory_bar(row: dict[str, Any]) -> Bar:
+    central = row["strategy"] == "CentralStorageStrategy"
+    mib = (row["after_bytes"] - row["before_bytes"]) / 2**20
+    name = f"{'central' if central else 'mirrored'}, {row['ranks']} rank{'s' * (row['ranks'] > 1)}"
+    return Bar(name, "rank" if central else "muted", mib, f"{mib:,.0f}")
 
 
 def _shown(time: float) -> str:
