@@ -11,11 +11,10 @@ import numpy
 
 from mpidist import context, transports
 from mpidist.collectives.communicator import Communicator
-from mpidist.collectives.early_sums import EarlySums
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent_all_reduce import BoundAllReduce
-from mpidist.collectives.reductions.plan import Plan, Signature
+from mpidist.collectives.reductions.plan import Signature
 from mpidist.compression import Compression
 from mpidist.compression.coded_list import CodedList
 from mpidist.compression.compressed import bind_all_reduce, is_coded
@@ -100,7 +99,7 @@ class Replicas:
         """
         if self.size == 1:
             return list
-        engine = self._engine()
+        engine = self.engine()
         if compression is None and engine is not None:
             return engine.bind_in_place(signatures, op, kind)
         if compression is None:
@@ -115,19 +114,8 @@ class Replicas:
 
         return reduce_in_place
 
-    def early_plan(self, signatures: Sequence[Signature], op: str, number: int) -> Plan | None:
-        """Return the buckets whose sums may be begun early, see `Engine.early_plan`.  Local."""
-        engine = None if self.size == 1 else self._engine()
-        return None if engine is None else engine.early_plan(signatures, op, number)
-
-    def bind_early(self, plan: Plan, number: int, more: Signature, flags: int) -> EarlySums:
-        """Return the early sums of what `early_plan` returned; all ranks have agreed.  Local."""
-        engine = self._engine()
-        assert engine is not None
-        return engine.bind_early(plan, number, more, flags)
-
-    def _engine(self) -> Engine | None:
-        """Return the engine of these ranks; None where the strategy reduces in a way of its own."""
+    def engine(self) -> Engine | None:
+        """Return the engine of these ranks; None where the strategy reduces in a way of its own.  Local."""
         return self.communicator.engine() if self._extended is None else self._extended.engine()
 
     def _in_own_way(self, op: str) -> Callable[[list[Any]], list[Any]]:
@@ -144,7 +132,7 @@ class Replicas:
         """
         if self.size == 1:
             return
-        engine = self._engine()
+        engine = self.engine()
         if compression is not None and all(map(is_coded, arrays)):
             results = self._coded(op, arrays, name, compression)
         elif engine is not None:

@@ -64,7 +64,9 @@ class Overlap:
         self._may_begin = may_begin
         self._scale = 1.0 / replicas.size if plan.op == "mean" else None
         self._parameters = gradients.parameters[::-1]
-        self._sums = replicas.bind_early(plan, number, gradients.flags_signature, 1 + gradients.tell().size)
+        engine = replicas.engine()
+        assert engine is not None  # the plan is from it
+        self._sums = engine.bind_early(plan, number, gradients.flags_signature, 1 + gradients.tell().size)
         self._members = [bucket.tensors for bucket in plan.buckets]
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
         self._bucket_of = {id(self._parameters[each]): n for n, found in enumerate(self._members) for each in found}

@@ -376,7 +376,8 @@ class GradientReduction:
         if not self._sum_times.are_known:
             return None
         if self._planned[0] is not bound:
-            plan = self.replicas.early_plan(bound.signatures[::-1], self.op, self._number)
+            engine = self.replicas.engine()
+            plan = None if engine is None else engine.early_plan(bound.signatures[::-1], self.op, self._number)
             is_gain = plan is not None and self._sum_times.are_long(sum(each.nbytes for each in plan.buckets))
             self._planned = bound, plan if is_gain else None
         return self._planned[1]
