@@ -122,7 +122,7 @@ class Communicator:
         Collective: every rank calls it in the same order, before it binds an all-reduce.  Errors as for `Bound`.
         """
         load = self.load_choices
-        if load is None or self._chooser.asked(algorithm) != selection.AUTO:
+        if load is None or self._chooser.asked(algorithm) not in selection.FREE:
             return
         self._chooser.choices = Once(self, call, load)(None, timeout_seconds)
         self.load_choices = None
@@ -185,20 +185,21 @@ class Communicator:
         bound = self._memory.reduction(way, sources, targets, dtypes, op, scale)
         if bound is not None:
             return bound
-        like = arrays.empty(sources.elements, dtypes[1], _OF_HOST if kind is None else kind)
+        kind = _OF_HOST if kind is None else arrays.empty(0, kind.dtype, kind)
         # MPI's own all-reduce is quicker where values and results lie apart.
-        is_apart = way.algorithm == "native" and not arrays.is_device(like)
+        is_apart = way.algorithm == "native" and not arrays.is_device(kind)
         scratch = Scratch() if scratch is None else scratch
-        replay = self._replay(like, op, way.algorithm)
-        packed = bind_packed(replay, like, sources, targets, dtypes, scale, is_apart, scratch, self.observer)
+        replay = self._replay(sources.elements, dtypes[1], kind, op, way.algorithm)
+        packed = bind_packed(replay, kind, sources, targets, dtypes, scale, is_apart, scratch, self.observer)
         return self.observer.reduction(packed)
 
-    def _replay(self, like: Any, op: str, algorithm: str) -> Replay:
-        """Return what reduces flat buffers like this one."""
-        memory = self.devices.memory(like)
-        if memory is not None and self.size > 1 and like.size:
-            return self.devices.bind(memory, like.dtype, op, algorithm)
-        return self._messages.bind(like, op, self._chooser.by_messages(like.nbytes, algorithm))
+    def _replay(self, elements: int, dtype: numpy.dtype, kind: Any, op: str, algorithm: str) -> Replay:
+        """Return what reduces flat buffers of that kind."""
+        memory = self.devices.memory(kind)
+        if memory is not None and self.size > 1 and elements:
+            return self.devices.bind(memory, dtype, op, algorithm)
+        chosen = self._chooser.by_messages(elements * dtype.itemsize, algorithm)
+        return self._messages.bind(elements, dtype, kind, op, chosen)
 
     def engine(
         self, bytes_per_pack: int = 0, algorithm: str | None = None, timeout_seconds: float | None = None

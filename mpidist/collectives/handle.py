@@ -52,7 +52,7 @@ class Handle:
         """
         if self._finish is not None:
             self._results = self._finish()
-            self._finish = None
+            self._finish = self._on_drop = self._is_over = None  # they may keep what this one's results are made of
         return self._results
 
     def __del__(self) -> None:
@@ -66,4 +66,6 @@ class Handle:
 
 def together(handles: Sequence[Handle]) -> Handle:
     """Return a handle whose results are a list of those of `handles`, waited for in this order.  Local."""
-    return Handle(lambda: [handle.wait() for handle in handles], is_over=lambda: all(map(Handle.is_ready, handles)))
+    return Handle(
+        lambda: [handle.wait() for handle in handles], is_over=lambda: all(handle.is_ready() for handle in handles)
+    )

@@ -56,6 +56,8 @@ class Transfer(Handle):
         Whether it is a send.
     is_over : bool
     result : array or None
+    watch : PeerWatch or None
+        Of those who ask whether it is ready.
     """
 
     sends: bool
@@ -64,6 +66,7 @@ class Transfer(Handle):
         self.peer, self.timeout_seconds = peer, timeout_seconds
         self.is_over = False
         self.result: Any = None
+        self.watch: PeerWatch | None = None
         self._lines = lines
 
     @property
@@ -81,10 +84,11 @@ class Transfer(Handle):
         raise NotImplementedError
 
     def is_ready(self) -> bool:
-        """Return whether the transfer is over; all that is open moves on as far as it can without waiting.  Local."""
-        if not self.is_over:
-            self._lines.move_on()
-        return self.is_over
+        """Return whether the transfer is over; all that is open moves on as far as it can without waiting.
+
+        Local.  Errors as for `wait`; the deadline counts from the first time that somebody asks.
+        """
+        return self.is_over or self._lines.is_ready(self)
 
     def wait(self) -> Any:
         """Return when the array has been sent, or the array that was received; a second call returns the same.
@@ -467,14 +471,25 @@ class PointToPoint:
             while not transfer.is_over and not watch.is_missed and not self.is_behind:
                 watch.tick()  # in which all that is open moves on, see `_opened`
         if not transfer.is_over:
-            self.is_behind = False
-            self._give_up(transfer)
-            Once(self._ranks, Call(transfer.what, [fact("of", self.own_name)]))(None)  # raises RemoteReplicaError
+            self._end_step(transfer)
 
-    def move_on(self) -> None:
-        """Move all open transfers on, as far as is possible without waiting.  Local."""
+    def is_ready(self, transfer: Transfer) -> bool:
+        """Return whether a transfer is over; all others move on as well."""
         with self._control.turnstile:
             self._move_on()
+            if transfer.watch is None:
+                transfer.watch = PeerWatch(self._ranks, transfer, self.standoffs)
+            if not transfer.is_over:
+                transfer.watch.tick()
+        if not transfer.is_over and (transfer.watch.is_missed or self.is_behind):
+            self._end_step(transfer)
+        return transfer.is_over
+
+    def _end_step(self, transfer: Transfer) -> None:
+        """Raise RemoteReplicaError, as all ranks do: the function given to `run` raised on one."""
+        self.is_behind = False
+        self._give_up(transfer)
+        Once(self._ranks, Call(transfer.what, [fact("of", self.own_name)]))(None)
 
     def _give_up(self, transfer: Transfer) -> None:
         """Wait for a transfer no more: the function of the other rank raised."""

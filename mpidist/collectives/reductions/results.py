@@ -1,4 +1,4 @@
-"""The buffers in which a plan's buckets are reduced, and what callers get of them."""
+"""The memory of the results of a plan's buckets, and what callers get of it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ class Packed(NamedTuple):
 class ResultSet:
     """Flat memory for the results of buckets, and the results.
 
-    Callers get new array objects, whose shape, dtype and
-    flags are theirs to change; each refers to the *owner* of the memory behind it.  What is used here are other views
-    of the owners, which nobody else has.
+    Callers get new array objects, whose shape, dtype and flags are theirs to change; each refers to the *owner* of the
+    memory behind it.  What is used here are other views of the owners, which nobody else has.
 
     Parameters
     ----------
@@ -43,7 +42,8 @@ class ResultSet:
     orders : mapping of int to tuple of int
         See `Sources`.
     buffers : list of array, optional
-        A flat array for each bucket, which does not lie in another one; by default new ones.
+        A flat array for each bucket, in the dtype of its results, which does not lie in another one; by default new
+        ones.
     is_packed : bool
         Whether the results are handed out as they were packed.
     """

@@ -10,7 +10,7 @@ Received segments go to two pieces of scratch in turn; where a message replaces 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -139,7 +139,8 @@ class Executor:
     ) -> None:
         self.schedule = schedule
         arrays.check_memory(buffer, transport.memory, transport.name)
-        if schedule.collective in ("all_reduce", "reduce_scatter", "reduce"):
+        reducing = schedule.collective in ("all_reduce", "reduce_scatter", "reduce")
+        if reducing:
             _check_wire_dtype(buffer.dtype, op)
         flat = arrays.flat_view(buffer)
         chunks = schedule.chunks(transport.size)
@@ -148,9 +149,9 @@ class Executor:
         turns = turns_of(schedule, transport.rank, transport.size, exact, segment_elements, root)
         self._transport = transport
         pieces = _ReceiveMemory(turns, flat, scratch)
-        rank = transport.rank
-        self._bind: Callable[[Any], Iterator[_Action]] = lambda values: _steps(turns, values, op, rank, pieces)
-        self._steps = list(self._bind(flat))
+        reduce = arrays.reduction(op, arrays.namespace(flat)) if reducing else None
+        self._plan = list(_planned(turns, reduce, transport.rank, pieces))
+        self._steps = list(_on(flat, self._plan))
 
     def release(self) -> None:
         """Keep the buffer no more: from now on each run is given one.  Local."""
@@ -173,7 +174,7 @@ class Executor:
             As `Transport.wait`; the buffer's content is then undefined.
         """
         wait = self._transport.wait
-        for pendings in self._run(self._steps if buffer is None else self._bind(buffer)):
+        for pendings in self._run(self._steps if buffer is None else _on(buffer, self._plan)):
             wait(pendings, watch)
 
     def start(self) -> Progress:
@@ -183,7 +184,7 @@ class Executor:
         """
         return Progress(self._run(self._steps), self._transport)
 
-    def _run(self, steps: Iterable[_Action]) -> Iterator[list[Any]]:
+    def _run(self, steps: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
         """Post message after message, and yield what must be done before the next one."""
         receive, send = self._transport.receive, self._transport.send
         current: list[Any] = []
@@ -252,50 +253,62 @@ def _checked(bounds: Sequence[int], chunks: int, length: int) -> tuple[int, ...]
 
 
 class _Action(NamedTuple):
-    """What `Executor.run` does between two waits: post, wait for what the step before has posted, reduce that."""
+    """What `Executor.run` does between two waits: post, wait for what the step before has posted, reduce that.
+
+    Attributes
+    ----------
+    received : (where, rank) or None
+        Into which piece of memory, or into which span of the buffer.
+    sent : (span, rank) or None
+    reduced : (piece, span, is_below) or None
+        What was received before, what it is reduced with, and whether it comes from a rank below this one.
+    reduce : callable
+    """
 
     received: tuple[Any, int] | None
-    sent: tuple[Any, int] | None
-    reduce: Callable[..., Any] | None
-    first: Any
-    second: Any
-    out: Any
+    sent: tuple[slice, int] | None
+    reduced: tuple[Any, slice, bool] | None
+    reduce: Any
 
 
-_NO_REDUCTION = (None, None, None, None)
+def _planned(turns: Sequence[Turn], reduce: Any, rank: int, scratch: _ReceiveMemory) -> Iterator[_Action]:
+    """Yield what is done in `turns`, whatever the buffer.
 
-
-def _steps(turns: Sequence[Turn], flat: Any, op: str, rank: int, scratch: _ReceiveMemory) -> Iterator[_Action]:
-    """Yield the steps for `turns` on a buffer.
-
-    A turn's segment is posted in one step and waited for in the next.  That step also posts the round's next segment,
+    A turn's segment is posted in one action and waited for in the next.  That one also posts the round's next segment,
     unless there is none: then it posts nothing, because the next round sends what this one still has to receive.
     """
-    waiting: tuple[Any, ...] = _NO_REDUCTION
+    waiting: tuple[Any, slice, bool] | None = None
     for turn in turns:
-        target = None
+        received = reduced = None
         if turn.receive is not None:
-            target = scratch.next(turn.receive) if turn.reduce else flat[slice(*turn.receive)]
-        sent = None if turn.send is None else (flat[slice(*turn.send)], turn.send_to)
-        received = None if turn.receive is None else (target, turn.receive_from)
-        yield _Action(received, sent, *waiting)
-        waiting = _reduction(turn, target, flat, op, rank)
+            own = slice(*turn.receive)
+            received = (scratch.next(turn.receive) if turn.reduce else own, turn.receive_from)
+            reduced = (received[0], own, turn.receive_from < rank) if turn.reduce else None
+        sent = None if turn.send is None else (slice(*turn.send), turn.send_to)
+        yield _Action(received, sent, waiting, reduce)
+        waiting = reduced
         if turn.last:
-            yield _Action(None, None, *waiting)
-            waiting = _NO_REDUCTION
+            yield _Action(None, None, waiting, reduce)
+            waiting = None
 
 
-def _reduction(turn: Turn, target: Any, flat: Any, op: str, rank: int) -> tuple[Any, ...]:
-    """Return the function and operands that bring a received segment into the buffer.
+def _on(flat: Any, plan: Sequence[_Action]) -> Iterator[tuple[Any, ...]]:
+    """Yield what is received, sent and reduced on a buffer: the first two with ranks, then function and operands.
 
     The lower rank's operand comes first: two ranks that exchange partial results then do the very same operation, which
     matters where operands can be told apart though they are equal, as in the minimum of 0.0 and -0.0.
     """
-    if turn.receive is None or not turn.reduce:
-        return _NO_REDUCTION
-    own = flat[slice(*turn.receive)]
-    pair = (target, own) if turn.receive_from < rank else (own, target)
-    return (arrays.reduction(op, arrays.namespace(flat)), *pair, own)
+    for received, sent, reduced, reduce in plan:
+        if received is not None and type(received[0]) is slice:
+            received = flat[received[0]], received[1]
+        if sent is not None:
+            sent = flat[sent[0]], sent[1]
+        if reduced is None:
+            yield received, sent, None, None, None, None
+            continue
+        piece, span, is_below = reduced
+        own = flat[span]
+        yield (received, sent, reduce, piece, own, own) if is_below else (received, sent, reduce, own, piece, own)
 
 
 class _ReceiveMemory:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.arrays import is_device
+from mpidist import arrays
 from mpidist.cluster.topology import Topology
 from mpidist.collectives.ways import selection
 from mpidist.collectives.ways.executor import SEGMENT_BYTES, Executor
@@ -36,24 +36,31 @@ class Messages:
         self._schedules: dict[str, Schedule] = {}
         self._scratch = scratch
 
-    def bind(self, like: Any, op: str, chosen: str) -> Replay:
-        """Return what reduces buffers like this one in place; Local.
+    def bind(self, elements: int, dtype: numpy.dtype, kind: Any, op: str, chosen: str) -> Replay:
+        """Return what reduces flat buffers in place; Local.
 
         Parameters
         ----------
-        like : array, shape (n,), contiguous, in a dtype that is added as such
-            Not kept.
+        elements : int
+            Of a buffer.
+        dtype : numpy.dtype
+            One that is added as such.
+        kind : array
+            An empty one of the kind that is reduced.
         chosen : str
             ``"native"``, ``"none"``, or the name of a schedule.  Floats whose least or greatest is wanted never take
             MPI's own: it loses NaN.
         """
         if chosen == "none":
             return _nothing
-        if chosen == "native" and _loses_nan(like.dtype, op):
-            chosen = selection.instead_of_native(like.nbytes)
+        if chosen == "native" and _loses_nan(dtype, op):
+            chosen = selection.instead_of_native(elements * dtype.itemsize)
         if chosen == "native":
             return _Native(self._transport, self._scratch, op)
-        scratch = None if is_device(like) else self._scratch.array((2 * SEGMENT_BYTES,), numpy.dtype(numpy.uint8))
+        like = arrays.empty(elements, dtype, kind)
+        scratch = (
+            None if arrays.is_device(kind) else self._scratch.array((2 * SEGMENT_BYTES,), numpy.dtype(numpy.uint8))
+        )
         executor = Executor(self._schedule(chosen), self._transport, like, op, scratch=scratch)
         executor.release()
         return _Played(executor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from itertools import pairwise
 from typing import Any, Protocol
 
 from mpidist import arrays
@@ -37,20 +36,14 @@ class PlainPacking:
 
     Parameters
     ----------
-    offsets : sequence of int
-        Where each begins, in elements; one more for the end.
+    pieces : Pieces
     observer : Observer
         Is told when they are packed and handed out.
     """
 
-    def __init__(self, offsets: Sequence[int], observer: Observer) -> None:
-        self._spans = list(pairwise(offsets))
+    def __init__(self, pieces: Pieces, observer: Observer) -> None:
         self.pack = observer.function(PACK, pack)
-        self.unpack = observer.function(UNPACK, self._unpack)
-
-    def _unpack(self, flat: Any, tensors: Sequence[Any]) -> None:
-        for each, (start, stop) in zip(tensors, self._spans, strict=True):
-            each.reshape(-1)[...] = flat[start:stop]
+        self.unpack = observer.function(UNPACK, partial(pieces.scatter, 0))
 
 
 class PackedReduction(BucketReduction):
@@ -81,8 +74,6 @@ class PackedReduction(BucketReduction):
         self._pack, self._unpack = sources.pack, targets.unpack
         self._is_flat, self._is_apart = is_flat, is_apart
         self.owned = [(0, elements)]
-        if is_apart or not is_flat:
-            work()  # before any call is begun: a rank that has no memory for it raises, and stays in step
 
     def run(
         self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
@@ -114,7 +105,7 @@ class PackedReduction(BucketReduction):
 
 def bind_packed(
     reduce: Replay,
-    like: Any,
+    kind: Any,
     sources: Pieces,
     targets: Pieces,
     dtypes: Sequence[Any],
@@ -129,8 +120,8 @@ def bind_packed(
     ----------
     reduce : Replay
         Of flat buffers.
-    like : array, shape (n,)
-        Such a buffer.
+    kind : array
+        An empty one of the kind that is reduced.
     sources, targets : Pieces
     dtypes : sequence of three dtypes
         Of the sources, of what is added, and of the targets.
@@ -143,18 +134,20 @@ def bind_packed(
     observer : Observer
         Is told when tensors of the host are packed and handed out.
     """
-    _, dtype, result = dtypes
+    source, dtype, result = dtypes
     is_flat = len(targets.offsets) == 2 and dtype == result
-    memory = memory_of(like)
+    memory = memory_of(kind)
 
     def packing(pieces: Pieces) -> Packing:
-        return PlainPacking(pieces.offsets, observer) if memory is None else memory.packing(pieces.offsets)
+        return PlainPacking(pieces, observer) if memory is None else memory.packing(pieces.offsets)
 
-    kind = arrays.empty(0, dtype, like)
-    own = cache(lambda: arrays.empty(like.size, dtype, kind))
-    work = own if arrays.is_device(like) else partial(scratch.array, like.shape, dtype)
+    elements = sources.elements
+    own = cache(lambda: arrays.empty(elements, dtype, kind))
+    work = own if arrays.is_device(kind) else partial(scratch.array, (elements,), dtype)
     is_apart &= is_flat
-    return PackedReduction(reduce, packing(sources), packing(targets), is_flat, like.size, work, scale, is_apart)
+    if not is_flat or (is_apart and (len(sources.offsets) > 2 or source != dtype)):
+        work()  # before any call is begun: a rank that has no memory for it raises, and stays in step
+    return PackedReduction(reduce, packing(sources), packing(targets), is_flat, elements, work, scale, is_apart)
 
 
 def pack(tensors: Sequence[Any], out: Any) -> None:

@@ -191,7 +191,7 @@ def way(nbytes: int, asked: str, facts: Facts) -> Way:
     Parameters
     ----------
     asked : str
-        ``"auto"``, ``"pinned"``, or an algorithm by name.
+        ``"auto"``, ``"pinned"``, ``"nccl"``, ``"staged"``, or an algorithm by name.
 
     Raises
     ------
@@ -359,4 +359,4 @@ def asked_for(nbytes: int, asked: str, facts: Facts) -> str:
         return known[asked](nbytes, facts)
     if not facts.on_device:
         return check(asked, facts)
-    return asked if asked.partition(":")[0] in (NCCL, STAGED, _DEVICE) else f"{STAGED}:{check(asked, facts)}"
+    return asked if asked in (NCCL, STAGED) else f"{STAGED}:{check(asked, facts)}"

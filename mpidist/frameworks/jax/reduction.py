@@ -170,7 +170,7 @@ class _BoundTree:
             with self.near():
                 return self.kind.packed(results.given(started.wait(), values))
 
-        return Handle(finish)
+        return Handle(finish, is_over=started.is_ready)
 
     def near(self) -> AbstractContextManager[None]:
         """Have what is done to arrays be done where the leaves lie, for a ``with`` block.  Local."""
@@ -186,7 +186,7 @@ class _BoundTree:
                 with self.near():
                     array = leaf.taken(values[position])
                     (found[position],) = Results([leaf], [dtype]).given([array], [values[position]])
-        return Handle(lambda: self.kind.packed(found))
+        return Handle(lambda: self.kind.packed(found), is_over=lambda: True)
 
     def _start_scaled(self, values: Sequence[Any], share: float) -> Handle:
         """Start the sum of the leaves times this rank's share; a share of 0 counts as zeros, whatever the values."""

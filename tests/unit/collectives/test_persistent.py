@@ -146,6 +146,18 @@ def test_a_handle_is_ready_when_its_collective_was_carried_out():
     assert run_ranks(2, on_rank) == [(ready, 2.0, 3)] * 2
 
 
+def test_a_handle_that_was_waited_for_keeps_no_other_results_than_its_own():
+    def on_rank():
+        bound = _bound(LONG)
+        handles = [bound.start(_arrays(LONG, 1.0)).then(lambda results: float(results[0][0, 0]))]
+        handles.append(together([handles[0]]))
+        assert handles[1].wait() == [2.0]
+        (results,) = bound._place_for.__self__._sets
+        return results.is_free()
+
+    assert run_ranks(2, on_rank) == [True, True]
+
+
 def test_a_second_start_before_the_first_is_over_is_refused():
     def on_rank():
         bound = _bound()

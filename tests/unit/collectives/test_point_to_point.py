@@ -105,6 +105,48 @@ def test_transfers_move_on_while_somebody_asks_whether_they_are_ready(hosts):
 
 
 @places
+def test_who_asks_whether_a_transfer_is_ready_is_told_of_the_deadline_and_of_a_rank_that_failed(hosts):
+    def on_rank(fails):
+        communicator = world_communicator()
+        if communicator.rank == 0:
+            receiving = communicator.point_to_point.start_receive(1, timeout_seconds=0 if fails else 0.2)
+            try:
+                while not receiving.is_ready():
+                    pass
+            finally:
+                asked.set()
+        elif fails:
+            raise ValueError("no data")
+        else:
+            asked.wait(60)
+
+    asked = threading.Event()
+    with pytest.raises(ValueError, match="no data"):
+        run_ranks(3, on_rank, True, hosts=hosts)
+    asked.clear()
+    with pytest.raises(TransportTimeoutError, match=r"receive.*rank 1"):
+        run_ranks(3, on_rank, False, hosts=hosts)
+
+
+def test_who_asks_hears_of_a_step_that_raised_on_the_other_rank():
+    def on_rank():
+        communicator = world_communicator()
+
+        def step():
+            if communicator.rank == 1:
+                raise KeyError("lost")
+            receiving = communicator.point_to_point.start_receive(1)
+            while not receiving.is_ready():
+                pass
+
+        with pytest.raises(KeyError if communicator.rank == 1 else RemoteReplicaError):
+            mpidist.MirroredStrategy().run(step)
+        return float(communicator.all_reduce_list([numpy.ones(1)])[0][0])
+
+    assert run_ranks(2, on_rank) == [2.0, 2.0]
+
+
+@places
 def test_receives_are_served_in_the_order_in_which_they_were_started(hosts):
     def on_rank():
         communicator = world_communicator()

@@ -261,8 +261,6 @@ def test_tuned_segments_are_not_those_of_two_levels():
         ("pinned", "device:pinned"),
         ("nccl", "nccl"),
         ("staged", "staged"),
-        ("device:pinned", "device:pinned"),
-        ("staged:ring", "staged:ring"),
         ("ring", "staged:ring"),
         ("shared_memory", "staged:shared_memory"),
     ],
@@ -278,6 +276,7 @@ def test_what_is_asked_for_arrays_of_devices_leaves_the_choice_for_those_of_the_
         assert selection.way(1 << 22, asked, facts) == selection.way(1 << 22, "auto", facts)
 
 
-def test_an_algorithm_that_is_not_there_is_refused_for_arrays_of_a_device_too():
-    with pytest.raises(ValueError, match="two_level"):
-        selection.way(1 << 22, "two_level", replace(NODE, on_device=True))
+@pytest.mark.parametrize("asked", ["two_level", "device", "device:pinned", "staged:ring", "staged:bogus"])
+def test_an_algorithm_that_is_not_there_is_refused_for_arrays_of_a_device_too(asked):
+    with pytest.raises(ValueError, match=asked):
+        selection.way(1 << 22, asked, replace(NODE, on_device=True))
