@@ -252,6 +252,7 @@ layering: $(VENV)/.installed
 
 docs: $(VENV)/.installed
 	$(VENV)/bin/sphinx-build -q -W --keep-going -j auto -b html docs docs/_build/html
+	$(VENV)/bin/python -m docs.widths docs/_build/html
 
 # after a change of a template: each script is what the command line in its header prints
 .PHONY: jobscripts

@@ -304,6 +304,8 @@ _SPEED = (
     ("one array of 4 B", "all-reduce-openmpi-2", "all_reduce", 4, "Allreduce", "us"),
     ("steps of Adam on a parameter server", "ps-4", "1 float, Adam", None, "TensorFlow", "a second"),
 )
+#: How README links the file of a row.
+_LINKED = r"\[`{0}\.json`\]\(benchmarks/results/{0}\.json\)"
 
 
 @pytest.mark.parametrize(("title", "file", "work", "nbytes", "peer", "unit"), _SPEED)
@@ -316,7 +318,7 @@ def test_the_table_of_readme_has_what_was_measured(title, file, work, nbytes, pe
         time = median_of(launches, who)
         assert _is_rounded(figure, 1e6 / time if unit == "a second" else time / _MICROSECONDS[unit])
     assert _is_rounded(ratio, median_of(launches, peer, "mpidist"))
-    (command,) = re.findall(rf"^{number}\. `python -m (.*)`$", README, re.MULTILINE)
+    (command,) = re.findall(rf"^{number}\. `python -m (.*)`, {_LINKED.format(file)}$", README, re.MULTILINE)
     ran = json.loads((RESULTS / f"{file}.json").read_text())["launches"][0]["command"]
     assert sorted(command.split()) == sorted(" ".join(ran).partition(" --json")[0].split())
 
@@ -333,7 +335,8 @@ def test_the_row_of_training_steps_has_what_was_measured():
     for cell, who in ((ours, "mpidist"), (theirs, "DDP")):
         assert _is_rounded(cell.removesuffix(" ms"), 1e3 * median_of(seconds, who))
     assert _is_rounded(ratio, median_of(seconds, "DDP", "mpidist"))
-    assert re.findall(rf"^{number}\. `mpidist (.*)`$", README, re.MULTILINE) == [" ".join(run["command"][:5])]
+    (command,) = re.findall(rf"^{number}\. `mpidist (.*)`, {_LINKED.format('torch_steps-2')}$", README, re.MULTILINE)
+    assert command == " ".join(run["command"][:5])
 
 
 def test_the_table_of_readme_has_no_other_rows():

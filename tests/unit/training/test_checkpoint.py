@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -212,6 +214,28 @@ def test_a_full_disk_is_said_once(tmp_path):
     shown = raised.value.__cause__
     assert isinstance(shown, OSError) and (shown.__cause__, shown.__context__) == (None, None)
     assert list(tmp_path.iterdir()) == []
+
+
+_AFTER_A_FULL_DISK = """
+import pathlib, resource, sys
+import mpidist
+path = pathlib.Path(sys.argv[1], "c.h5")
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+try:
+    mpidist.Checkpoint().save(path)
+except mpidist.errors.CheckpointError:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    mpidist.Checkpoint().save(path)
+    print(path.exists())
+"""
+
+
+def test_after_a_full_disk_a_program_saves_again_and_ends_with_its_own_status(tmp_path):
+    """HDF5 before 1.14.4 crashed the process."""
+    command = [sys.executable, "-c", _AFTER_A_FULL_DISK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def make_manager(directory):
