@@ -15,7 +15,7 @@ from weakref import finalize, ref
 
 import numpy
 
-from mpidist.arrays import wire_dtype
+from mpidist.arrays import ALIGNMENT, wire_dtype
 from mpidist.collectives.call import Call
 from mpidist.collectives.persistent import Once
 from mpidist.collectives.reductions.plan import Plan, Signature, build
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 #: So many results may be held at a time: each has a bit in the word in which a rank says which are free.
 _MOST_RESULTS = 63
-
-_ALIGNMENT = 64
 
 #: What a rank adds up at one go where nothing of it is used again while it is in cache: memory likes long reads.
 _LONG_BYTES = 1 << 22
@@ -210,7 +208,7 @@ class GradientBuffers:
 
 def _nbytes(plan: Plan) -> int:
     """Return how much memory one copy takes; never none, which cannot be shared."""
-    return max(_ALIGNMENT, sum(-(-bucket.nbytes // _ALIGNMENT) * _ALIGNMENT for bucket in plan.buckets))
+    return max(ALIGNMENT, sum(-(-bucket.nbytes // ALIGNMENT) * ALIGNMENT for bucket in plan.buckets))
 
 
 def _parts(memory: Any, count: int) -> list[memoryview]:
@@ -224,5 +222,5 @@ def _flat(memory: Any, plan: Plan) -> list[Any]:
     found, offset = [], 0
     for bucket in plan.buckets:
         found.append(numpy.frombuffer(memory, bucket.dtype, bucket.elements, offset))
-        offset += -(-bucket.nbytes // _ALIGNMENT) * _ALIGNMENT
+        offset += -(-bucket.nbytes // ALIGNMENT) * ALIGNMENT
     return found

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from sys import getrefcount
 from typing import Any, NamedTuple
 
 from mpidist import arrays
+from mpidist.collectives.kept_memory import Owners
 from mpidist.collectives.reductions.plan import Bucket, Plan
 from mpidist.collectives.ways.messages import Replay
 
@@ -29,12 +29,11 @@ class Packed(NamedTuple):
     values: Any
 
 
-class ResultSet:
+class ResultSet(Owners):
     """The buffers in which buckets are reduced, and the results made of them.
 
     A buffer is the result itself where both have one dtype.  Callers get new array objects, whose shape, dtype and
-    flags are theirs to change; each refers to the *owner* of the memory behind it.  What is used here are other views
-    of the owners, which nobody else has.
+    flags are theirs to change.  What is used here are other views of the owners, which nobody else has.
 
     Parameters
     ----------
@@ -59,14 +58,15 @@ class ResultSet:
     ) -> None:
         if buffers is None:
             buffers = [arrays.empty(bucket.elements, bucket.dtype, kind) for bucket in plan.buckets]
-        self._owners = [
+        owners = [
             buffer if bucket.result == bucket.dtype else arrays.empty(bucket.elements, bucket.result, kind)
             for bucket, buffer in zip(plan.buckets, buffers, strict=True)
         ]
-        self.results = [owner.view() for owner in self._owners]
+        super().__init__(owners, plan.nbytes)
+        self.results = [owner.view() for owner in owners]
         self.buffers = [
             result if owner is buffer else buffer
-            for result, owner, buffer in zip(self.results, self._owners, buffers, strict=True)
+            for result, owner, buffer in zip(self.results, owners, buffers, strict=True)
         ]
         self._packed = [
             Packed(bucket.tensors, bucket.offsets, result)
@@ -79,7 +79,6 @@ class ResultSet:
         for bucket, result in zip(plan.buckets, self.results, strict=True):
             self._cut(bucket, result, plan, orders)
         self._new_view = type(kind).view
-        self._idle: list[int] = []
 
     def _cut(self, bucket: Bucket, result: Any, plan: Plan, orders: Mapping[int, Sequence[int]]) -> None:
         for position, start, end in zip(bucket.tensors, bucket.offsets[:-1], bucket.offsets[1:], strict=True):
@@ -122,11 +121,3 @@ class ResultSet:
         """Let callers only read what they get: others see the same memory."""
         for view in self._views:
             view.flags.writeable = False
-
-    def settle(self) -> None:
-        """Count the references there are while nobody else has any: after construction, whose locals hold some."""
-        self._idle = list(map(getrefcount, self._owners))
-
-    def is_free(self) -> bool:
-        """Whether nobody else refers to the memory: every view of it, and every view of one, refers to its owner."""
-        return list(map(getrefcount, self._owners)) == self._idle
