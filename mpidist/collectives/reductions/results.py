@@ -116,8 +116,3 @@ class ResultSet(Owners):
     def hand_out(self) -> list[Any]:
         """Return the results as new array objects, in the caller's shapes; or as they were packed."""
         return list(self._packed) if self._is_packed else list(map(self._new_view, self._views))
-
-    def protect(self) -> None:
-        """Let callers only read what they get: others see the same memory."""
-        for view in self._views:
-            view.flags.writeable = False
