@@ -1,4 +1,4 @@
-"""What differs between NumPy and CuPy, and nothing else.
+"""What differs between NumPy and CuPy, where host memory begins, and nothing else.
 
 Everything above calls functions of an array's *namespace* (the module that made it) and asks here for the few things
 the two do not share.  Nothing here copies device memory to the host, except `as_host`, which says so.  Another kind of
@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 
 from mpidist.errors import MissingDependencyError, UnsupportedDtypeError
+
+#: A cache line; and what JAX and PyTorch need for taking an array over as it is.
+ALIGNMENT = 64
 
 #: Reductions by name, each with the name of the binary ufunc that every namespace has for it.
 REDUCTIONS = {"sum": "add", "min": "minimum", "max": "maximum", "prod": "multiply"}
@@ -191,6 +194,14 @@ def plain(array: Any) -> Any:
 def empty(shape: int | Sequence[int], dtype: Any, like: Any) -> Any:
     """Return a new uninitialised array of the kind of `like`."""
     return namespace(like).empty(shape, dtype=dtype)
+
+
+def aligned(size: int, dtype: Any) -> Any:
+    """Return a flat NumPy array that begins at a multiple of `ALIGNMENT`, with anything in it.  Local."""
+    nbytes = size * np.dtype(dtype).itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    first = -raw.__array_interface__["data"][0] % ALIGNMENT
+    return raw[first : first + nbytes].view(dtype)
 
 
 def in_memory_of(target: Any, array: Any) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpidist import arrays
+from mpidist.arrays import aligned
 from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
 from mpidist.optimizers.slices import compute_dtype
-from mpidist.variables import aligned
 
 
 class Slots:

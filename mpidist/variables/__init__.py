@@ -1,7 +1,7 @@
 """Variables: arrays that every replica holds a copy of; one noun a file."""
 
 from mpidist.variables.aggregating_variable import AggregatingVariable
-from mpidist.variables.arenas import Arenas, aligned
+from mpidist.variables.arenas import Arenas
 from mpidist.variables.indexed_slices import IndexedSlices
 from mpidist.variables.one_copy import OneCopy
 from mpidist.variables.snapshots import read_only
@@ -17,7 +17,6 @@ __all__ = [
     "OneCopy",
     "SplitVariable",
     "Variable",
-    "aligned",
     "begin_writing",
     "note_changes",
     "read_only",

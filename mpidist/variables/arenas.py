@@ -11,8 +11,7 @@ from weakref import ref
 
 import numpy
 
-#: A cache line; and what JAX and PyTorch need for taking an array over as it is.
-ALIGNMENT = 64
+from mpidist.arrays import ALIGNMENT, aligned
 
 #: Short variables share blocks of so many bytes, of which only pages that are written take memory; longer ones have a
 #: block of their own.
@@ -75,11 +74,3 @@ class Arenas:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy without the memory, which belongs to the variables."""
         return type(self), ()
-
-
-def aligned(size: int, dtype: Any) -> Any:
-    """Return a flat array that begins at a multiple of `ALIGNMENT`, with anything in it.  Local."""
-    dtype = numpy.dtype(dtype)
-    raw = numpy.empty(size * dtype.itemsize + ALIGNMENT, numpy.uint8)
-    first = -raw.ctypes.data % ALIGNMENT
-    return raw[first : first + size * dtype.itemsize].view(dtype)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 
+from mpidist.arrays import ALIGNMENT
 from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import TransportError
@@ -20,7 +21,6 @@ from mpidist.transports.node_memory import map_together
 
 #: Short arrays lie together in blocks of so many bytes; longer ones have memory of their own.
 _BLOCK_BYTES, _SHORT_BYTES = 1 << 20, 1 << 17
-_ALIGNMENT = 64
 
 
 class OneCopy:
@@ -73,7 +73,7 @@ class OneCopy:
             if self._used + nbytes > len(self._block):
                 self._block, self._used = self._map(_BLOCK_BYTES, what), 0
             raw = self._block[self._used :]
-            self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+            self._used += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return raw[:nbytes].view(dtype).reshape(shape)
 
     def _map(self, nbytes: int, what: str) -> Any:

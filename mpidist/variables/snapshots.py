@@ -8,14 +8,13 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import weakref
 from typing import Any
 
 import numpy
 
 from mpidist import arrays
+from mpidist.collectives.kept_memory import KeptMemory
 from mpidist.options import settings
-from mpidist.variables.arenas import ALIGNMENT
 
 #: Libraries that read an array later, by their name in `sys.modules`, and whether they want memory that they may write.
 #: JAX aliases aligned memory, and computes after the call.  PyTorch's autograd reads what the forward pass saw again in
@@ -24,6 +23,9 @@ LATE_READERS = {"jax": False, "torch": True}
 
 #: Pieces of memory kept for one array: who reads late mostly lets go of one when the next is taken.
 _KEPT = 2
+
+#: Shorter copies are made anew each time: nobody asks where they lie, as with variables in arenas.
+_LEAST_BYTES = 1 << 14
 
 
 def are_needed() -> bool:
@@ -51,53 +53,15 @@ def _asked() -> str:
     return settings().snapshots
 
 
-class KeptMemory:
-    """Aligned memory for arrays of so many bytes; it is written again when nobody holds the array, or a part of it.
-
-    The array is the base of all views of it, since what lies behind it is no array; so it lives as long as any of them.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
-        self._kept: list[_Piece] = []
-
-    def take(self, shape: Any, dtype: Any) -> Any:
-        """Return an array with anything in it, to which nobody else refers.  Local."""
-        piece = self._free()
-        array: Any = numpy.ndarray(shape, dtype, piece.bytes, piece.start)
-        piece.taken = weakref.ref(array)
-        return array
-
-    def _free(self) -> _Piece:
-        for piece in self._kept:
-            if piece.taken() is None:
-                return piece
-        self._kept = [*self._kept, _Piece(self._nbytes)][-_KEPT:]
-        return self._kept[-1]
-
-
-class _Piece:
-    """A piece of memory, and what tells whether its last array is still there."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.bytes = bytearray(nbytes + ALIGNMENT)
-        self.start = -numpy.frombuffer(self.bytes, numpy.uint8).ctypes.data % ALIGNMENT
-        self.taken: Any = None
-
-
-class SnapshotMemory:
+class SnapshotMemory(KeptMemory):
     """Copies of arrays of one shape and dtype; nobody's memory is written while anybody holds it, or a part of it."""
 
     def __init__(self) -> None:
-        self._memory: KeptMemory | None = None
+        super().__init__(_KEPT, least_bytes=_LEAST_BYTES)
 
     def of(self, array: Any) -> Any:
         """Return a copy of an array, which the caller may write.  Local."""
-        if arrays.is_device(array):
-            copy = arrays.empty_like(array)
-        else:
-            self._memory = self._memory or KeptMemory(array.nbytes)
-            copy = self._memory.take(array.shape, array.dtype)
+        copy = arrays.empty_like(array) if arrays.is_device(array) else self.array(array.shape, array.dtype)
         copy[...] = array
         return copy
 

@@ -56,7 +56,7 @@ class Run:
         self.optimizer.apply_gradients([(rows.T @ (rows @ self.w.value - 1) / 4, self.w)])
 
     def is_in_slices(self):
-        return any(each is not None and each.is_active for each in self.optimizer._updates._sharded._plans.values())
+        return any(each.is_active for each in self.optimizer._updates._sharded._active)
 
     def state(self):
         return self.w.value.tobytes(), [slot.tobytes() for slot in self.optimizer.slots(self.w).values()]

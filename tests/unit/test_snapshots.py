@@ -289,10 +289,10 @@ def test_the_setting_decides(late_reader, monkeypatch, setting, seen):
 
 
 def test_memory_is_used_again_when_nobody_holds_it(late_reader):
-    variable = mpidist.Variable(numpy.zeros(1000))
+    variable = mpidist.Variable(numpy.zeros(4000))
     places = set()
     for number in range(20):
-        variable.assign(numpy.full(1000, number))
+        variable.assign(numpy.full(4000, number))
         part = variable.value[10:20]  # held until the next one is taken
         places.add(variable.value.ctypes.data)
         assert part[0] == number

@@ -34,9 +34,9 @@ EVERYDAY = set(
     handover here hint host hostlist
     identity implausible implementation info injected input
     job join joining
-    kept key killed kind
+    key killed kind
     lambda launch lazy leftover level line list log lone loopback lost
-    machine main manager mapping max measure measured membership memory merge message method min missing mode
+    machine main manager mapping max measure measured membership merge message method min missing mode
     monitoring
     name nest network no norm not
     object of on once open option order origin out outcome output own owner

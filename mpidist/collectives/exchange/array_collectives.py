@@ -12,9 +12,8 @@ from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.array_bound import ArrayBound, SentCollective
-from mpidist.collectives.exchange.node_exchange import CountedExchange, NodeExchange
+from mpidist.collectives.exchange.node_exchange import CountedExchange, NodeExchange, memory_of_results
 from mpidist.collectives.exchange.outbox import Outbox
-from mpidist.collectives.exchange.own_results import OwnResults
 from mpidist.collectives.exchange.reduce_scatters import NodeReduceScatter
 from mpidist.collectives.reductions.plan import build
 from mpidist.collectives.ways.chooser import ONE_PACK
@@ -33,7 +32,7 @@ class ArrayCollectives:
 
     def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
-        self._results = OwnResults()
+        self._results = memory_of_results()
         self._segments = ranks.segments
 
     def bind_gather(self, like: Any, axis: int, root: int | None) -> ArrayBound:

@@ -15,7 +15,7 @@ from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.array_bound import ArrayBound
 from mpidist.collectives.exchange.call_slots import CallSlots
 from mpidist.collectives.exchange.outbox import Outbox
-from mpidist.collectives.exchange.own_results import LEAST_BYTES, OwnResults
+from mpidist.collectives.kept_memory import KeptMemory
 from mpidist.runtime.control import Watch
 from mpidist.transports.node_memory import SharedSegments
 
@@ -31,6 +31,14 @@ _SENT_BYTES = 1 << 18
 
 #: An array of more bytes that is dealt out is put into a call slot without the rows that stay on its rank.
 _WHOLE_BYTES = 1 << 13
+
+#: Shorter results are made anew each time: no page of them has to be mapped.
+_LEAST_BYTES = 1 << 17
+
+
+def memory_of_results() -> KeptMemory:
+    """Return memory for results of any lengths, of which 64 MiB are kept, or three times the longest."""
+    return KeptMemory(3, room_bytes=1 << 26, least_bytes=_LEAST_BYTES)
 
 
 class NodeExchange(ArrayBound):
@@ -74,7 +82,7 @@ class NodeExchange(ArrayBound):
         segments: SharedSegments,
         call: Call,
         like: Any,
-        results: OwnResults,
+        results: KeptMemory,
         *,
         axis: int | None = None,
         readers: Sequence[int] | None = None,
@@ -150,6 +158,9 @@ class NodeExchange(ArrayBound):
             self._join(self._parts[at], array, out)
         return out
 
+    def free_results(self) -> None:
+        self._results.free()
+
     def forget(self) -> None:
         """Look at the next array anew: a signal may have ended `_prepare` halfway.  Local."""
         self._shown = None
@@ -190,7 +201,7 @@ class NodeExchange(ArrayBound):
             views.append(self._slots.view(giver, starts[giver], self._shape_of(rows), self._dtype, rows * row))
         self._parts = [even for even, _ in views], [odd for _, odd in views]
         nbytes = sum(self.received) * row
-        if self._kept is not None or not (self._in_place or 0 < nbytes < LEAST_BYTES):
+        if self._kept is not None or not (self._in_place or 0 < nbytes < _LEAST_BYTES):
             return
         if len(views) == 1:
             (self._stacked,) = views

@@ -18,8 +18,7 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.array_bound import ArrayBound, SentCollective
-from mpidist.collectives.exchange.node_exchange import CountedExchange
-from mpidist.collectives.exchange.own_results import OwnResults
+from mpidist.collectives.exchange.node_exchange import CountedExchange, memory_of_results
 from mpidist.errors import ObjectError
 from mpidist.runtime.control import Watch
 from mpidist.transports.base import Transport
@@ -81,7 +80,7 @@ def _joined(
 def _bound(communicator: Communicator, name: str, root: int | None) -> ArrayBound:
     segments, call = communicator.segments, Call(name)
     if segments is not None:
-        return CountedExchange(communicator, segments, call, _NOTHING, OwnResults(), axis=0)
+        return CountedExchange(communicator, segments, call, _NOTHING, memory_of_results(), axis=0)
     move = plain.counted_gather if root is None else partial(_sent_from, root)
     return SentCollective(communicator, call, _NOTHING, 0, move)
 

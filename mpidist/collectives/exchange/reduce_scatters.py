@@ -13,7 +13,7 @@ from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.array_bound import ArrayBound
 from mpidist.collectives.exchange.call_slots import CallSlots
 from mpidist.collectives.exchange.outbox import Outbox
-from mpidist.collectives.exchange.own_results import OwnResults
+from mpidist.collectives.kept_memory import KeptMemory
 from mpidist.collectives.reductions.plan import Bucket
 from mpidist.collectives.ways.shared_memory import rank_order
 from mpidist.runtime.control import Watch
@@ -36,7 +36,7 @@ class NodeReduceScatter(ArrayBound):
         call: Call,
         like: Any,
         reduced: tuple[str, str, Bucket],
-        results: OwnResults,
+        results: KeptMemory,
     ) -> None:
         super().__init__(ranks, call, like)
         op, self._op, bucket = reduced
@@ -75,6 +75,9 @@ class NodeReduceScatter(ArrayBound):
         else:
             self._move_long(watch, array, flat)
         return out if self._given == self._wire else out.astype(self._given)
+
+    def free_results(self) -> None:
+        self._results.free()
 
     def _move_long(self, watch: Watch, array: Any, out: Any) -> None:
         values, bounds, rank = numpy.ascontiguousarray(array).reshape(-1), self._bounds, self._rank

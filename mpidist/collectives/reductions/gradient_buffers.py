@@ -15,7 +15,7 @@ from weakref import finalize, ref
 
 import numpy
 
-from mpidist.arrays import wire_dtype
+from mpidist.arrays import ALIGNMENT, wire_dtype
 from mpidist.collectives.call import Call
 from mpidist.collectives.persistent import Once
 from mpidist.collectives.reductions.plan import Plan, Signature, build
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 #: So many results may be held at a time: each has a bit in the word in which a rank says which are free.
 _MOST_RESULTS = 63
-
-_ALIGNMENT = 64
 
 #: What a rank adds up at one go where nothing of it is used again while it is in cache: memory likes long reads.
 _LONG_BYTES = 1 << 22
@@ -77,10 +75,10 @@ class GradientBuffers:
         self._arrays: list[ref[Any]] = []
         self._ids: list[int] = []
         self._dead: list[ref[Any]] = []
-        self._results: list[ResultSet] = []
-        self._ways: dict[tuple[int, str], list[BucketReduction]] = {}
+        self._results: list[_Result] = []
         self._calls: dict[str, Call] = {}
         self._update_results: list[Any] | None = None
+        self._update: tuple[Any, Call, list[BucketReduction]] | None = None
 
     def hand_out(self) -> list[Any]:
         """Return this rank's buffers, zeros at first: a call with all of them reduces them where they are.  Local.
@@ -168,19 +166,16 @@ class GradientBuffers:
                 f"no memory for result {len(self._results) + 1} of gradient buffers that is held at a time: {error}; "
                 "drop or copy earlier results before the next step"
             )
-        self._results.append(ResultSet(self._plan, numpy.empty(0), {}, _flat(memory, self._plan)))
-        self._results[-1].protect()
+        self._results.append(_Result(self._plan, numpy.empty(0), {}, _flat(memory, self._plan)))
         return None
 
     def _reductions(self, number: int, op: str) -> list[BucketReduction]:
-        found = self._ways.get((number, op))
-        if found is None:
+        result = self._results[number]
+        if op not in result.reductions:
             reduced, size = ("sum", self._ranks.size) if op == "mean" else (op, 1)
-            buffers = self._results[number].results
-            found = [self._sum(index, result, reduced, size) for index, result in enumerate(buffers)]
-            self._ways[number, op] = found
-            self._results[number].settle()  # what is bound refers to the buffers
-        return found
+            result.reductions[op] = [self._sum(at, each, reduced, size) for at, each in enumerate(result.results)]
+            result.settle()  # what is bound refers to the buffers
+        return result.reductions[op]
 
     def _sum(self, index: int, result: Any, op: str, size: int, targets: Pieces | None = None) -> BucketReduction:
         segments, buffers = self._segments, [flat[index] for flat in self._by_rank]
@@ -195,22 +190,33 @@ class GradientBuffers:
         signatures = [(label if with_names else "", dtype, shape) for label, dtype, shape in self._plan.signatures]
         return Call(name, signatures, [("in gradient buffers", bucket.nbytes) for bucket in self._plan.buckets])
 
-    def updates(self, targets: Sequence[Pieces]) -> list[BucketReduction]:
-        """Return the sums of all buckets for an update of parameters that lie at `targets`.
+    def updates(self, targets: Sequence[Pieces]) -> tuple[Call, list[BucketReduction]]:
+        """Return call and sums of all buckets for an update of parameters that lie at `targets`, mostly the last one.
 
         Collective at first: every rank calls it in the same order; local later.
         """
         if self._update_results is None:  # one for all updates, which run one at a time
             self._update_results = _flat(self._map(1, self._exchange), self._plan)
-        return [
-            self._sum(index, each, "sum", 1, where)
-            for index, (each, where) in enumerate(zip(self._update_results, targets, strict=True))
-        ]
+        if self._update is None or self._update[0] is not targets:
+            pairs = enumerate(zip(self._update_results, targets, strict=True))
+            sums = [self._sum(index, each, "sum", 1, where) for index, (each, where) in pairs]
+            self._update = targets, self.call("apply_gradients"), sums
+        return self._update[1:]
+
+
+class _Result(ResultSet):
+    """A result that others see, too, and by operation what is bound to its memory: that goes with it."""
+
+    def __init__(self, *like: Any) -> None:
+        super().__init__(*like)
+        self.reductions: dict[str, list[BucketReduction]] = {}
+        for view in self._views:
+            view.flags.writeable = False
 
 
 def _nbytes(plan: Plan) -> int:
     """Return how much memory one copy takes; never none, which cannot be shared."""
-    return max(_ALIGNMENT, sum(-(-bucket.nbytes // _ALIGNMENT) * _ALIGNMENT for bucket in plan.buckets))
+    return max(ALIGNMENT, sum(-(-bucket.nbytes // ALIGNMENT) * ALIGNMENT for bucket in plan.buckets))
 
 
 def _parts(memory: Any, count: int) -> list[memoryview]:
@@ -224,5 +230,5 @@ def _flat(memory: Any, plan: Plan) -> list[Any]:
     found, offset = [], 0
     for bucket in plan.buckets:
         found.append(numpy.frombuffer(memory, bucket.dtype, bucket.elements, offset))
-        offset += -(-bucket.nbytes // _ALIGNMENT) * _ALIGNMENT
+        offset += -(-bucket.nbytes // ALIGNMENT) * ALIGNMENT
     return found

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from sys import getrefcount
 from typing import Any, NamedTuple
 
 from mpidist import arrays
+from mpidist.collectives.kept_memory import Owners
 from mpidist.collectives.reductions.plan import Bucket, Plan
 
 
@@ -28,11 +28,11 @@ class Packed(NamedTuple):
     values: Any
 
 
-class ResultSet:
+class ResultSet(Owners):
     """Flat memory for the results of buckets, and the results.
 
-    Callers get new array objects, whose shape, dtype and flags are theirs to change; each refers to the *owner* of the
-    memory behind it.  What is used here are other views of the owners, which nobody else has.
+    Callers get new array objects, whose shape, dtype and flags are theirs to change.  What is used here are other views
+    of the owners, which nobody else has.
 
     Parameters
     ----------
@@ -58,8 +58,8 @@ class ResultSet:
     ) -> None:
         if buffers is None:
             buffers = [arrays.empty(bucket.elements, bucket.result, kind) for bucket in plan.buckets]
-        self._owners = buffers
-        self.results = [owner.view() for owner in self._owners]
+        super().__init__(buffers, plan.nbytes)
+        self.results = [owner.view() for owner in buffers]
         self._packed = [
             Packed(bucket.tensors, bucket.offsets, result)
             for bucket, result in zip(plan.buckets, self.results, strict=True)
@@ -70,7 +70,6 @@ class ResultSet:
         for bucket, result in zip(plan.buckets, self.results, strict=True):
             self._cut(bucket, result, plan, orders)
         self._new_view = type(kind).view
-        self._idle: list[int] = []
 
     def _cut(self, bucket: Bucket, result: Any, plan: Plan, orders: Mapping[int, Sequence[int]]) -> None:
         for position, start, end in zip(bucket.tensors, bucket.offsets[:-1], bucket.offsets[1:], strict=True):
@@ -88,16 +87,3 @@ class ResultSet:
     def hand_out(self) -> list[Any]:
         """Return the results as new array objects, in the caller's shapes; or as they were packed."""
         return list(self._packed) if self._is_packed else list(map(self._new_view, self._views))
-
-    def protect(self) -> None:
-        """Let callers only read what they get: others see the same memory."""
-        for view in self._views:
-            view.flags.writeable = False
-
-    def settle(self) -> None:
-        """Count the references there are while nobody else has any: after construction, whose locals hold some."""
-        self._idle = list(map(getrefcount, self._owners))
-
-    def is_free(self) -> bool:
-        """Whether nobody else refers to the memory: every view of it, and every view of one, refers to its owner."""
-        return list(map(getrefcount, self._owners)) == self._idle

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mpidist.collectives.kept_memory import KeptMemory
 from mpidist.collectives.reductions.adjustment import Zeros
 from mpidist.collectives.reductions.intake import ListIntake
 from mpidist.collectives.reductions.plan import Plan
@@ -28,25 +29,18 @@ class ResultSink:
 
     def __init__(self, plan: Plan, like: ListIntake, is_packed: bool, zeros: Zeros | None = None) -> None:
         self._plan, self._like, self._is_packed, self._zeros = plan, like, is_packed, zeros
-        self._sets: list[ResultSet] = []
+        self._memory, self._nbytes = KeptMemory(_KEPT_SETS), plan.nbytes
+        self.free = self._memory.free
 
     def place(self, tensors: Sequence[Any]) -> ResultSet:
         """Return buffers to whose results nobody refers.  Local."""
-        for results in self._sets:
-            if results.is_free():
-                return results
-        orders = self._like.sources.orders
+        results = self._memory.take(self._nbytes)
+        if results is not None:
+            return results
+        like = self._plan, self._like.kind, self._like.sources.orders
         if self._zeros is None:
-            results = ResultSet(self._plan, self._like.kind, orders, is_packed=self._is_packed)
-        else:
-            results = _OptionalResults(self._zeros, self._plan, self._like.kind, orders)
-        results.settle()
-        self._sets = [*self._sets, results][-_KEPT_SETS:]
-        return results
-
-    def free(self) -> None:
-        """Keep no buffers.  Local."""
-        self._sets = []
+            return self._memory.keep(ResultSet(*like, is_packed=self._is_packed))
+        return self._memory.keep(_OptionalResults(self._zeros, *like))
 
 
 class _OptionalResults(ResultSet):

@@ -15,8 +15,8 @@ from mpidist import arrays
 from mpidist.arrays import wire_dtype
 from mpidist.collectives.call import Call
 from mpidist.collectives.persistent import Once
-from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
-from mpidist.collectives.reductions.plan import Plan, build
+from mpidist.collectives.reductions.plan import Plan, Signature, build
+from mpidist.collectives.reductions.reduction import BYTES_PER_TENSOR
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.chooser import ONE_PACK
 from mpidist.collectives.ways.pieces import Pieces, SeenByAll, Transform
@@ -49,6 +49,11 @@ class Slice(NamedTuple):
     dtype: Any
     owned: list[tuple[int, int]]
 
+    def cut(self, values: Any) -> list[Any]:
+        """Return views of what this rank keeps, one for each span that it owns.  Local."""
+        stops = numpy.cumsum([0] + [stop - start for start, stop in self.owned]).tolist()
+        return [values[a:b] for a, b in zip(stops[:-1], stops[1:], strict=True)]
+
 
 class FusedUpdate(NamedTuple):
     """Plans updates over the ranks of a communicator.  Two that plan the same are equal.
@@ -73,18 +78,24 @@ class FusedUpdate(NamedTuple):
         return self.communicator.size > 1 and nbytes >= LEAST_BYTES
 
     def plan(self, gradients: Sequence[Any], names: Sequence[str]) -> PlannedUpdate | None:
-        """Return the update for gradients of these shapes; None where slices do not pay, or cannot be had.
+        """Return the update for gradients of these shapes, mostly from the table of bindings.
 
-        Collective, where the ranks have not been measured yet; the same answer on all ranks.
+        None where slices do not pay, or cannot be had.  Collective, where the ranks have not been measured yet; the
+        same answer on all ranks.
         """
-        communicator, nbytes = self.communicator, sum(gradient.nbytes for gradient in gradients)
         is_plain = all(
             not arrays.is_device(each) and each.dtype == wire_dtype(each.dtype) and each.dtype.kind == "f"
             for each in gradients
         )
-        if not is_plain or not self.pays(nbytes):
+        if not is_plain or not self.pays(sum(gradient.nbytes for gradient in gradients)):
             return None
         signatures = [(name, each.dtype, tuple(each.shape)) for name, each in zip(names, gradients, strict=True)]
+        key = ("apply_gradients", self.algorithm, self.in_one_copy, *signatures)
+        found: PlannedUpdate | None = self.communicator.bindings.find(key)
+        return self._bind(key, signatures) if found is None else found
+
+    def _bind(self, key: Any, signatures: Sequence[Signature]) -> PlannedUpdate | None:
+        communicator = self.communicator
         communicator.prepare(Call("apply_gradients", signatures), self.algorithm, self.timeout_seconds)
         plan = build(signatures, "sum", ONE_PACK)
         if not all(bucket.elements for bucket in plan.buckets):  # of a dtype there are empty tensors only
@@ -93,43 +104,39 @@ class FusedUpdate(NamedTuple):
         algorithm = communicator.way(largest, self.algorithm).algorithm
         if algorithm not in SEGMENTED:
             return None
-        way = Way(algorithm, SEGMENT_BYTES)
-        return PlannedUpdate(plan, communicator, way, self.timeout_seconds, self.in_one_copy)
+        return PlannedUpdate(key, plan, communicator, Way(algorithm, SEGMENT_BYTES), self.in_one_copy)
+
+    def gather(self, part: Slice, values: Any) -> Any:
+        """Return what the ranks have for their slices of a bucket, as one flat array; `values` are those of this rank.
+
+        Collective: every rank calls it in the same order.
+        """
+        ranks, whole = self.communicator, numpy.zeros(part.pieces.elements, values.dtype)
+        if ranks.topology.node_of[ranks.rank] == 0:  # on other nodes others own the same
+            for (start, stop), own in zip(part.owned, part.cut(values), strict=True):
+                whole[start:stop] = own
+        # As integers: a sum with zeros keeps the bits, those of -0.0 too.
+        ranks.all_reduce(whole.view(f"u{whole.itemsize}"), timeout_seconds=self.timeout_seconds)
+        return whole
 
 
 class PlannedUpdate:
-    """An update of parameters of some shapes.
-
-    Parameters
-    ----------
-    plan : Plan
-    ranks : Communicator
-    way : Way
-    timeout_seconds : float or None
-    in_one_copy : bool
+    """An update of parameters of some shapes; the table of bindings keeps it from its first call on.
 
     Attributes
     ----------
     slices : list of Slice
         By bucket.
-    in_one_copy : bool
-        Whether all ranks see the parameters.
+    key, nbytes, last_call
+        See `PlanCache`.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        ranks: Communicator,
-        way: Way,
-        timeout_seconds: float | None,
-        in_one_copy: bool,
-    ) -> None:
-        self.in_one_copy = in_one_copy
-        self._plan = plan
-        self._ranks = ranks
-        self._timeout_seconds = timeout_seconds
+    last_call = 0
+
+    def __init__(self, key: Any, plan: Plan, ranks: Communicator, way: Way, in_one_copy: bool) -> None:
+        self.key, self.nbytes = key, BYTES_PER_TENSOR * len(plan.signatures)
+        self._plan, self._ranks = plan, ranks
         self._copies: dict[int, Any] = {}
-        self._in_buffers: tuple[GradientBuffers, Call, list[BucketReduction]] | None = None
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
         # Where all see the parameters, nothing is handed over; who has gone through a bucket has waited for the others.
         self._targets = [SeenByAll(bucket.offsets) for bucket in plan.buckets] if in_one_copy else self._pieces
@@ -154,6 +161,7 @@ class PlannedUpdate:
         parameters: Sequence[Any],
         transforms: Sequence[Transform],
         on_begin: Callable[[], None],
+        timeout_seconds: float | None,
     ) -> None:
         """Sum the gradients over the ranks and put new parameters in place.
 
@@ -168,6 +176,7 @@ class PlannedUpdate:
             the bucket on, and updates its own parameters there.
         on_begin : callable
             Called when all ranks have come, before anything is changed.
+        timeout_seconds : float or None
 
         Raises
         ------
@@ -175,7 +184,7 @@ class PlannedUpdate:
         """
         buffers = self._ranks.in_shared_memory.get(id(gradients[0]))
         if buffers is not None and buffers.holds(gradients):
-            _, call, reductions = self._of_buffers(buffers)
+            call, reductions = buffers.updates(self._targets)
         else:
             call, reductions, gradients = self._call, self._reductions, self._contiguous(gradients)
 
@@ -185,13 +194,12 @@ class PlannedUpdate:
                 sources = [gradients[each] for each in bucket.tensors]
                 reduction.run(watch, sources, [parameters[each] for each in bucket.tensors], transform)
 
-        Once(self._ranks, call, move)(None, self._timeout_seconds)
+        Once(self._ranks, call, move)(None, timeout_seconds)
+        self._ranks.bindings.use(self)
 
-    def _of_buffers(self, buffers: GradientBuffers) -> tuple[GradientBuffers, Call, list[BucketReduction]]:
-        """Return call and reductions of gradients that lie in shared buffers.  Collective at first."""
-        if self._in_buffers is None or self._in_buffers[0] is not buffers:
-            self._in_buffers = buffers, buffers.call("apply_gradients"), buffers.updates(self._targets)
-        return self._in_buffers
+    def free_results(self) -> None:
+        """Give back the copies that were made of gradients.  Local."""
+        self._copies = {}
 
     def _contiguous(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """Return the gradients in the order of their axes, as parameters lie; those that are not are copied."""
@@ -205,27 +213,3 @@ class PlannedUpdate:
             self._copies[position][...] = found[position]
             found[position] = self._copies[position]
         return found
-
-    def gather(self, index: int, values: Any) -> Any:
-        """Return what the ranks have for their slices of bucket `index`, as one flat array.
-
-        Collective: every rank calls it in the same order.
-
-        Parameters
-        ----------
-        index : int
-        values : array, shape (elements owned,)
-        """
-        ranks, part = self._ranks, self.slices[index]
-        whole = numpy.zeros(part.pieces.elements, values.dtype)
-        if ranks.topology.node_of[ranks.rank] == 0:  # on other nodes others own the same
-            for (start, stop), own in zip(part.owned, self.cut(index, values), strict=True):
-                whole[start:stop] = own
-        # As integers: a sum with zeros keeps the bits, those of -0.0 too.
-        ranks.all_reduce(whole.view(f"u{whole.itemsize}"), timeout_seconds=self._timeout_seconds)
-        return whole
-
-    def cut(self, index: int, values: Any) -> list[Any]:
-        """Return views of what this rank keeps for bucket `index`, one for each span that it owns.  Local."""
-        stops = numpy.cumsum([0] + [stop - start for start, stop in self.slices[index].owned]).tolist()
-        return [values[a:b] for a, b in zip(stops[:-1], stops[1:], strict=True)]

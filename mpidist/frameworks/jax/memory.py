@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy
 
-from mpidist.variables.arenas import ALIGNMENT
-from mpidist.variables.snapshots import KeptMemory
+from mpidist.arrays import ALIGNMENT
+from mpidist.collectives.kept_memory import KeptMemory
 
 
 class ResultMemory:
@@ -27,7 +27,7 @@ class ResultMemory:
             self._places.append((end, end + nbytes, numpy.dtype(dtype), tuple(shape)))
             end += -(-nbytes // ALIGNMENT) * ALIGNMENT
         self._nbytes = end
-        self._memory = KeptMemory(end)
+        self._memory = KeptMemory(2)  # who computes with results mostly lets go of them when the next ones come
 
     def take(self) -> list[Any]:
         """Return arrays with anything in them, which are the caller's, and to which nobody else refers.  Local."""
@@ -36,7 +36,7 @@ class ResultMemory:
 
     def whole(self) -> Any:
         """Return the piece of memory of new arrays, as bytes.  Local."""
-        return self._memory.take(self._nbytes, numpy.uint8)
+        return self._memory.array((self._nbytes,), numpy.dtype(numpy.uint8))
 
     def cut(self, whole: Any) -> list[Any]:
         """Return the arrays in a piece of memory.  Local."""

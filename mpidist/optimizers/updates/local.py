@@ -93,7 +93,7 @@ class LocalUpdates(Updates):
     def _sharded_update(self, gradients: list[Any], listed: VariableList, may_be: bool) -> ShardedUpdate | None:
         """Return what sums and applies gradients in one pass, None where that is not the way; then slots are whole."""
         sums = _update_of(context.get_strategy().extended) if may_be and not listed.is_light else None
-        return self._sharded.plan(sums, gradients, listed.variables)
+        return self._sharded.plan(sums, gradients, listed)
 
     def _update(
         self,

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import numpy
 
-from mpidist.collectives.reductions.update import FusedUpdate, PlannedUpdate
+from mpidist.collectives.reductions.update import FusedUpdate, PlannedUpdate, Slice
 from mpidist.collectives.ways.pieces import Piece
 from mpidist.optimizers.rule import Rule, Step
 from mpidist.optimizers.slots import Slots
+from mpidist.optimizers.updates.variable_list import VariableList
 
 #: Parameters that are shorter than this on average are updated together, in a copy: that is quicker than one by one.
 _SHORT_ELEMENTS = 1 << 13
@@ -28,31 +30,34 @@ class ShardedUpdates:
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._plans: dict[Any, ShardedUpdate | None] = {}
-        # Of lists without one, which keeps their ids from being reused.
-        self._others: list[Any] = []
+        # Those that have slots: a part of the optimizer's state.
+        self._active: list[ShardedUpdate] = []
+        # By the lists that the optimizer has met last, as long as it knows them.
+        self._of_list: WeakKeyDictionary[VariableList, tuple[FusedUpdate, ShardedUpdate | None]] = WeakKeyDictionary()
 
-    def plan(
-        self, updates: FusedUpdate | None, gradients: Sequence[Any], variables: Sequence[Any]
-    ) -> ShardedUpdate | None:
-        """Return the sharded update of these variables, None where there is none.
+    def plan(self, updates: FusedUpdate | None, gradients: Sequence[Any], listed: VariableList) -> ShardedUpdate | None:
+        """Return the sharded update of the variables of a list, None where there is none.
 
         Collective when it first meets a list; slots that are kept otherwise move.
         """
+        variables = listed.variables
         if updates is None or (updates.in_one_copy and any(each.one_copy is None for each in variables)):
             self.release(variables)
             return None
-        key = (updates, *map(id, variables))
-        if key not in self._plans:
-            planned = updates.plan(gradients, [variable.name for variable in variables])
-            kind = _OneCopyUpdate if updates.in_one_copy else ShardedUpdate
-            self._plans[key] = None if planned is None else kind(planned, variables, self._slots)
-            self._others += variables if planned is None else []
-        found = self._plans[key]
+        known, found = self._of_list.get(listed, (None, None))
+        if known != updates:
+            found = next((each for each in self._active if each.is_of(updates, variables)), None)
+            planned = updates.plan(gradients, listed.names) if found is None else None
+            if planned is not None:
+                kind = _OneCopyUpdate if updates.in_one_copy else ShardedUpdate
+                found = kind(updates, planned, listed, self._slots)
         if found is None or not found.is_active:
             self.release(variables)
             if found is not None:
                 found.take_slots()
+                self._active += [found] if found.is_active else []
+        if known != updates:
+            self._of_list[listed] = updates, found
         return found
 
     def release(self, variables: Sequence[Any]) -> None:
@@ -60,13 +65,14 @@ class ShardedUpdates:
 
         Collective where they are not whole.
         """
-        for each in self._plans.values():
-            if each is not None and each.is_active and each.has_any(variables):
-                each.give_slots_back()
+        for each in [each for each in self._active if each.has_any(variables)]:
+            each.give_slots_back()
+            self._active.remove(each)
+            self._of_list.clear()  # or it would be kept, with the slices
 
     def require_whole(self) -> None:
         """Raise TypeError where slots are in slices, of which this rank has some."""
-        if any(each is not None and each.is_active for each in self._plans.values()):
+        if self._active:
             raise TypeError(
                 "each rank keeps a part of the slots of this optimizer, so it cannot be pickled on one; save what "
                 "`Optimizer.state` returns, on all ranks"
@@ -75,36 +81,41 @@ class ShardedUpdates:
     def gathered(self) -> dict[int, list[Any]]:
         """Return the whole slots, flat, of the variables whose slots are in slices, by id; collective if there are."""
         found: dict[int, list[Any]] = {}
-        for each in self._plans.values():
-            if each is not None and each.is_active:
-                found.update(each.gathered())
+        for each in self._active:
+            found.update(each.gathered())
         return found
 
     def forget(self) -> None:
         """Drop what is in slices: whole slots are about to be set.  Local."""
-        for each in self._plans.values():
-            if each is not None:
-                each.drop_slots()
+        self._active.clear()
+        self._of_list.clear()
 
 
 class ShardedUpdate:
     """The sharded update of some variables, and the slots for the slices that this rank owns."""
 
-    def __init__(self, planned: PlannedUpdate, variables: Sequence[Any], slots: Slots) -> None:
-        self._planned = planned
-        self._variables = list(variables)  # keeps their ids from being reused
-        self._ids = frozenset(map(id, variables))
+    def __init__(self, updates: FusedUpdate, planned: PlannedUpdate, listed: VariableList, slots: Slots) -> None:
+        self._updates, self._slices = updates, planned.slices
+        # From its first call on it is the table of bindings that keeps it.
+        self._planned: Callable[[], PlannedUpdate | None] = lambda: planned
+        self._variables, self._names = listed.variables, listed.names
+        self._ids = frozenset(map(id, self._variables))
         self._slots = slots
         self._kept: list[list[Any]] | None = None
-        self._transforms = [self._transform(index) for index in range(len(planned.slices))]
+        self._transforms = list(map(self._transform, self._slices))
 
-    def _transform(self, index: int) -> _SliceUpdate:
-        return _SliceUpdate(self._planned, index, self._variables)
+    def _transform(self, part: Slice) -> _SliceUpdate:
+        return _SliceUpdate(part, self._variables)
 
     @property
     def is_active(self) -> bool:
         """Whether the slots of its variables are here, in slices."""
         return self._kept is not None
+
+    def is_of(self, updates: FusedUpdate, variables: Sequence[Any]) -> bool:
+        """Whether it updates these variables, and no others.  Local."""
+        own = self._variables
+        return updates == self._updates and len(own) == len(variables) and all(map(is_, own, variables))
 
     def has_any(self, variables: Sequence[Any]) -> bool:
         """Whether it updates one of these variables.  Local."""
@@ -112,13 +123,16 @@ class ShardedUpdate:
 
     def run(self, rule: Rule, gradients: Sequence[Any], steps: Sequence[Step]) -> None:
         """Sum the gradients over the replicas and update.  Collective."""
-        assert self._kept is not None
+        planned = self._planned() or self._updates.plan(gradients, self._names)
+        assert self._kept is not None and planned is not None  # there was one
         for transform, kept in zip(self._transforms, self._kept, strict=True):
             transform.set(rule, steps, kept)
         begun: list[bool] = []
         try:
             parameters = [variable.storage for variable in self._variables]
-            self._planned.run(gradients, parameters, self._transforms, lambda: begun.append(True))
+            seconds = self._updates.timeout_seconds
+            planned.run(gradients, parameters, self._transforms, lambda: begun.append(True), seconds)
+            self._planned = ref(planned)
             for variable in self._variables:
                 variable.note_change()
         except BaseException as error:
@@ -130,7 +144,7 @@ class ShardedUpdate:
     def take_slots(self) -> None:
         """Take this rank's slices of the slots, and give up the rest.  Local."""
         self._kept = []
-        for part in self._planned.slices:
+        for part in self._slices:
             members = [self._slots.of(self._variables[position]) for position in part.tensors]
             kept = [numpy.empty(sum(stop - start for start, stop in part.owned), part.dtype) for _ in self._slots.names]
             for number, values in enumerate(kept):
@@ -146,8 +160,8 @@ class ShardedUpdate:
         """Return the whole slots of its variables by id.  Collective."""
         assert self._kept is not None
         found: dict[int, list[Any]] = {}
-        for index, (part, kept) in enumerate(zip(self._planned.slices, self._kept, strict=True)):
-            whole = [self._planned.gather(index, values) for values in kept]
+        for part, kept in zip(self._slices, self._kept, strict=True):
+            whole = [self._updates.gather(part, values) for values in kept]
             offsets = part.pieces.offsets
             for position, start, stop in zip(part.tensors, offsets[:-1], offsets[1:], strict=True):
                 found[id(self._variables[position])] = [values[start:stop] for values in whole]
@@ -158,18 +172,13 @@ class ShardedUpdate:
         whole = self.gathered()
         for variable in self._variables:
             self._slots.take_back(variable, whole[id(variable)])
-        self.drop_slots()
-
-    def drop_slots(self) -> None:
-        """Forget the slices.  Local."""
-        self._kept = None
 
 
 class _OneCopyUpdate(ShardedUpdate):
     """The same for variables of which the ranks share one copy, and so the slots: nothing moves."""
 
-    def _transform(self, index: int) -> _SliceUpdate:
-        return _OneCopySlice(self._planned, index, self._variables, len(self._slots.names))
+    def _transform(self, part: Slice) -> _SliceUpdate:
+        return _OneCopySlice(part, self._variables, len(self._slots.names))
 
     @property
     def is_active(self) -> bool:
@@ -181,7 +190,7 @@ class _OneCopyUpdate(ShardedUpdate):
         slots = [self._slots.of(variable) for variable in self._variables]
         self._kept = [
             [[slots[position][number] for position in part.tensors] for number in range(len(self._slots.names))]
-            for part in self._planned.slices
+            for part in self._slices
         ]
 
 
@@ -208,14 +217,13 @@ class _Block(NamedTuple):
 class _SliceUpdate:
     """What turns a slice of the summed gradients of one bucket into new parameters."""
 
-    def __init__(self, planned: PlannedUpdate, index: int, variables: Sequence[Any]) -> None:
-        part = planned.slices[index]
+    def __init__(self, part: Slice, variables: Sequence[Any]) -> None:
         self._pieces = part.pieces
         self._positions = part.tensors
         self._variables = [variables[position] for position in part.tensors]
         longest = max((stop - start for start, stop in part.owned), default=0)
         self._parameters = numpy.empty(longest, part.dtype)
-        self._cut: Callable[[Any], list[Any]] = lambda values: planned.cut(index, values)
+        self._cut = part.cut
         self._starts = [start for start, _ in part.owned]
         self._rule: Rule
         self._steps: Sequence[Step]
@@ -287,8 +295,8 @@ class _SliceUpdate:
 class _OneCopySlice(_SliceUpdate):
     """The same where slots are arrays of their variables' lengths."""
 
-    def __init__(self, planned: PlannedUpdate, index: int, variables: Sequence[Any], slot_count: int) -> None:
-        super().__init__(planned, index, variables)
+    def __init__(self, part: Slice, variables: Sequence[Any], slot_count: int) -> None:
+        super().__init__(part, variables)
         self._copies = [self._parameters, *(numpy.empty_like(self._parameters) for _ in range(slot_count))]
 
     def set(self, rule: Rule, steps: Sequence[Step], kept: list[Any]) -> None:

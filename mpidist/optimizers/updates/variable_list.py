@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from mpidist.arrays import aligned
 from mpidist.collectives.reductions import update
 from mpidist.collectives.reductions.results import Packed
 from mpidist.optimizers.rule import Rule
 from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.sparse import values_of
-from mpidist.variables import aligned
 
 #: Gradients that are shorter than this on average are packed, to be applied in few calls.
 _SHORT_BYTES = 1 << 14

@@ -21,6 +21,7 @@ from typing import Any
 import numpy
 
 from mpidist import own_process
+from mpidist.arrays import aligned
 from mpidist.errors import RankFailedError
 from mpidist.transports.base import Pending, Transport
 from mpidist.transports.connections.base import Area, Connection, Header, Message
@@ -194,7 +195,7 @@ class MessageConnection(Connection):
             return self._spare.pop(min(fitting, key=lambda index: self._spare[index].size))
         if self._spare:
             self._spare.pop()  # too small by now: it grows
-        return aligned(nbytes)
+        return aligned(nbytes, numpy.uint8)
 
     def close(self) -> None:
         super().close()
@@ -209,7 +210,7 @@ class MessageArea(Area):
 
     def __init__(self, connection: MessageConnection, nbytes: int) -> None:
         self.connection = connection
-        self.array = aligned(nbytes)
+        self.array = aligned(nbytes, numpy.uint8)
         self.pending: Pending = None
 
     @property
@@ -220,10 +221,3 @@ class MessageArea(Area):
 
     def close(self) -> None:
         """Do nothing: the memory goes with the last reference to it."""
-
-
-def aligned(nbytes: int) -> Any:
-    """Return uninitialized bytes that begin at a multiple of 64."""
-    raw = numpy.empty(nbytes + 64, dtype=numpy.uint8)
-    start = -raw.__array_interface__["data"][0] % 64
-    return raw[start : start + nbytes]

@@ -1,10 +1,13 @@
 """Updates made slice by slice inside the all-reduce: the same as summing first, and slots that live in slices."""
 
+from weakref import ref
+
 import numpy
 import pytest
 
 import mpidist
-from mpidist.collectives.reductions import update
+from mpidist.collectives.reductions import plan_cache, update
+from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
 from mpidist.errors import CollectiveMismatchError, RankFailedError, TornVariableError
 from mpidist.optimizers import SGD, Adam, AdamW
 from mpidist.testing import run_ranks
@@ -39,7 +42,7 @@ def _train(make, steps=3, gradients_of=None):
     for step in range(steps):
         gradients = (gradients_of or (lambda rank, step: _gradients([rank, step])))(rank, step)
         strategy.run(optimizer.apply_gradients, args=(list(zip(gradients, variables, strict=True)),))
-    active = [each is not None and each.is_active for each in optimizer._updates._sharded._plans.values()]
+    active = [each.is_active for each in optimizer._updates._sharded._active]
     slots = [optimizer.slots(variable) for variable in variables]
     return [variable.value.copy() for variable in variables], slots, active, optimizer.state()
 
@@ -189,8 +192,7 @@ def test_lists_that_share_none_keep_their_slots_in_slices_side_by_side():
         def step(*which):
             pairs = [(ones, variables[each]) for each in which]
             strategy.run(lambda: optimizer.apply_gradients(pairs))
-            plans = optimizer._updates._sharded._plans.values()
-            active.append([each.is_active for each in plans])
+            active.append([each.is_active for each in optimizer._updates._sharded._active])
 
         step(0, 1)
         step(2)
@@ -199,7 +201,7 @@ def test_lists_that_share_none_keep_their_slots_in_slices_side_by_side():
         return active, [optimizer.slots(each)["momentum"][0] for each in variables]
 
     for active, velocities in run_ranks(2, run):
-        assert active == [[True], [True, True], [True, True], [False, False, True]]
+        assert active == [[True], [True, True], [True, True], [True]]
         assert velocities == [-3.0, -3.5, -3.0]
 
 
@@ -237,7 +239,7 @@ def test_slices_stay_where_they_are_however_many_deadlines_other_calls_have():
 
         for number in range(70):  # what is left of the time is one number more often than another
             strategy.run(step, args=(900.0 - (number if rank else number // 2),))
-        return [each is not None and each.is_active for each in optimizer._updates._sharded._plans.values()]
+        return [each.is_active for each in optimizer._updates._sharded._active]
 
     assert run_ranks(2, run) == [[True]] * 2
 
@@ -276,3 +278,104 @@ def test_an_error_in_the_middle_tears_the_variables_until_they_are_restored():
         return variable.value.sum()
 
     assert run_ranks(2, run) == [600.0, 600.0]
+
+
+# -- what is bound for them --------------------------------------------------------------------------------------------
+
+
+def _bound(communicator):
+    """Return the updates that the table of bindings has."""
+    return [each for each in communicator.bindings if isinstance(each, update.PlannedUpdate)]
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("hosts", ["aa", "aabb"])
+def test_the_binding_of_an_update_dies_when_calls_have_not_used_it_and_the_slots_stay(hosts, monkeypatch):
+    monkeypatch.setenv("MPIDIST_ALGORITHM", "two_level" if "b" in hosts else "shared_memory")
+
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        communicator, ones = strategy.extended.communicator, numpy.ones(600)
+        with strategy.scope():
+            variable, optimizer = mpidist.Variable(numpy.zeros(600)), SGD(1.0, momentum=0.5)
+
+        def step():
+            strategy.run(lambda: optimizer.apply_gradients([(ones, variable)]))
+
+        step()
+        (known,) = map(ref, _bound(communicator))
+        for _ in range(700):
+            communicator.barrier()
+        step()
+        is_kept = known() is not None and _bound(communicator) == [known()]
+        for _ in range(1300):
+            communicator.barrier()
+        is_gone, is_active = known() is None, [each.is_active for each in optimizer._updates._sharded._active]
+        step()
+        return (
+            is_kept,
+            is_gone,
+            is_active,
+            len(_bound(communicator)),
+            set(variable.value),
+            set(optimizer.slots(variable)["momentum"]),
+        )
+
+    size = len(hosts)  # velocities -1, -1.5 and -1.75 of each rank
+    assert run_ranks(size, run, hosts=hosts) == [(True, True, [True], 1, {-4.25 * size}, {-1.75 * size})] * size
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_an_optimizer_that_meets_ever_new_lists_keeps_as_few_bindings_as_the_table_does(monkeypatch):
+    monkeypatch.setattr(plan_cache, "_LEAST_BYTES", 8 << 18)  # those of 7 short lists
+
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        known, variables, optimizer = set(), [], SGD(1.0, momentum=0.5)
+        for number in range(30):
+            with strategy.scope():
+                variables.append(mpidist.Variable(numpy.zeros(600 + number)))
+            pairs = [(numpy.ones(600 + number), variables[-1])]
+            for _ in range(2):
+                strategy.run(optimizer.apply_gradients, args=(pairs,))
+            known |= set(map(ref, _bound(strategy.extended.communicator)))
+        alive = [each() for each in known if each() is not None]
+        assert len(known) == 30 and set(alive) == set(_bound(strategy.extended.communicator))
+        return len(alive) < 8, {float(each.value[0]) for each in variables}
+
+    assert run_ranks(2, run) == [(True, {-5.0})] * 2
+
+
+def test_optimizers_of_one_list_have_one_binding_and_slots_of_their_own():
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            variable, optimizers = mpidist.Variable(numpy.zeros(600)), [SGD(1.0, momentum=0.5) for _ in range(2)]
+        for factor in (1, 2):
+            for number, optimizer in enumerate(optimizers):
+                pairs = [(numpy.full(600, factor + number), variable)]
+                strategy.run(optimizer.apply_gradients, args=(pairs,))
+        slots = [set(optimizer.slots(variable)["momentum"].tolist()) for optimizer in optimizers]
+        return len(_bound(strategy.extended.communicator)), slots
+
+    assert run_ranks(2, run) == [(1, [{-5.0}, {-8.0}])] * 2  # -(1 / 2 + 2) and -(2 / 2 + 3) of each rank
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_buffers_whose_gradients_were_applied_go_with_their_last_holder():
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        communicator = strategy.extended.communicator
+        with strategy.scope():
+            variable, optimizer = mpidist.Variable(numpy.zeros(600)), SGD(1.0)
+        buffers = GradientBuffers(communicator, [(variable.name, variable.dtype, variable.shape)]).hand_out()
+        known = list(map(ref, communicator.in_shared_memory.values()))
+        buffers[0][...] = 1
+        strategy.run(optimizer.apply_gradients, args=(list(zip(buffers, [variable], strict=True)),))
+        (total,) = strategy.run(communicator.engine(), args=(buffers,))
+        known += [ref(each) for result in known[0]()._results for each in [result, *result.reductions["sum"]]]
+        values = set(variable.value.tolist()), set(total.tolist())
+        del buffers, total
+        return values, len(known), [each() for each in known if each() is not None]
+
+    assert run_ranks(2, run) == [(({-2.0}, {2.0}), 3, [])] * 2

@@ -255,7 +255,7 @@ def test_ways_through_memory_and_gradient_buffers(monkeypatch):
             buffer[...] = 1
         for gradients in ([numpy.ones(variable.shape) for variable in variables], buffers):
             strategy.run(lambda given=gradients: optimizer.apply_gradients(zip(given, variables, strict=True)))
-        assert [found is not None for found in optimizer._updates._sharded._plans.values()] == [True]
+        assert [found is not None for _, found in optimizer._updates._sharded._of_list.values()] == [True]
         return [set(variable.value) for variable in variables], set(optimizer.slots(variables[1])["momentum"])
 
     # Velocities -4 and -6 after gradients of 1 on each of 4 ranks.
