@@ -13,6 +13,7 @@ from mpidist.collectives.ways.bucket_reduction import BucketReduction, Pipeline
 from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import Trace
+from mpidist.runtime.turnstile import BaseTurnstile
 from mpidist.transports.base import Transport
 
 
@@ -27,6 +28,10 @@ class Observer:
     def transport(self, transport: Transport) -> Transport:
         """Return the transport of the ranks."""
         return transport
+
+    def turnstile(self, turnstile: BaseTurnstile) -> BaseTurnstile:
+        """Return what every collective call goes through."""
+        return turnstile
 
     def begin(self, begin: Callable[..., Watch]) -> Callable[..., Watch]:
         """Return what begins calls, see `CallCheck.begin`."""

@@ -67,7 +67,7 @@ class ControlChannel:
     call : int
         Number of the last collective call begun by this rank.
     turnstile : Turnstile
-        To be entered around every collective call.
+        To be entered around every collective call, by way of `Communicator.turnstile`.
     at_end : list of callable
         What is called before this rank says that it ends: by `leave`, `fail` or `end`, and so more than once.
     vital_ranks : frozenset of int

@@ -140,6 +140,10 @@ class Trace:
         if at >= self._end:
             self.flush()
 
+    def clear(self) -> None:
+        """Forget the events in memory."""
+        self._at = 0
+
     def wrapped(self, kind: int, fn: Callable[..., _R]) -> Callable[..., _R]:
         """Return `fn` with an event around each of its calls."""
         add, clock = self.add, time.monotonic_ns
