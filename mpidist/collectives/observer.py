@@ -38,7 +38,7 @@ class Observer:
         return begin
 
     def function(self, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function; `kind` says what it does, see `runtime.trace`."""
+        """Return a function; `kind` says what it does, see `runtime.trace_kinds`."""
         return fn
 
     def stripe(self, kind: int, fn: Callable[[Any, Sequence[Any]], None]) -> Callable[[Any, Sequence[Any]], None]:

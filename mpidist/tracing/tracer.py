@@ -17,9 +17,10 @@ from mpidist.collectives.observer import Observer
 from mpidist.collectives.ways.bucket_reduction import BucketReduction, Fill, Pipeline, Take
 from mpidist.collectives.ways.pieces import Transform
 from mpidist.collectives.ways.shared_memory import SegmentAllReduce
-from mpidist.runtime import trace as kinds
+from mpidist.runtime import trace_kinds as kinds
 from mpidist.runtime.control import ControlChannel, Watch
-from mpidist.runtime.trace import About, Trace
+from mpidist.runtime.trace import Trace
+from mpidist.runtime.trace_file import About
 from mpidist.runtime.turnstile import BaseTurnstile
 from mpidist.tracing.clock import clock_offset
 from mpidist.transports import World

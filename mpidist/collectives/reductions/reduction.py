@@ -20,7 +20,7 @@ from mpidist.collectives.ways.selection import Way
 from mpidist.collectives.ways.shared_memory import SegmentAllReduce
 from mpidist.device.memory import DeviceMemory
 from mpidist.runtime.control import Watch
-from mpidist.runtime.trace import PACK
+from mpidist.runtime.trace_kinds import PACK
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator

@@ -17,7 +17,7 @@ from mpidist.collectives.engine import Engine
 from mpidist.collectives.observer import NOBODY
 from mpidist.collectives.persistent import Once
 from mpidist.collectives.reductions import update
-from mpidist.runtime import trace as kinds
+from mpidist.runtime import trace_kinds as kinds
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.turnstile import Turnstile
 from mpidist.testing import run_ranks
