@@ -27,6 +27,9 @@ CAPACITY = 1 << 14
 #: How many events are added to find out what one costs.
 _COST_EVENTS = 2000
 
+#: Why events are lost where nothing failed.
+_BROKEN_OFF = "a signal came while they were written"
+
 _R = TypeVar("_R")
 
 
@@ -147,8 +150,9 @@ class Trace:
         """Write the events in memory; those that cannot be written are dropped, and counted."""
         begin, count, self._at = self.now(), self._at // FIELDS, 0
         if count:
-            if not self._try(lambda: self._write_block(count)):
-                self.dropped += count
+            self.dropped += count  # until they are written: a signal handler may end the trace meanwhile
+            if self._try(lambda: self._write_block(count)):
+                self.dropped -= count
             self.add(TRACE, begin, 0, count)
 
     def close(self) -> None:
@@ -160,7 +164,9 @@ class Trace:
         if self._file is not None and self._try(self._finish):
             self._file = None
         if self.dropped:
-            self._warn(f"{self.dropped} events of the trace of rank {self.about.rank} are lost: {self._problem}")
+            self._warn(
+                f"{self.dropped} events of the trace of rank {self.about.rank} are lost: {self._problem or _BROKEN_OFF}"
+            )
         self._file, self._problem = None, ""
 
     def _open(self) -> None:
@@ -178,9 +184,10 @@ class Trace:
             self._all(f"{self._about_line()},\n".encode())
             for lines in trace_file.event_lines(events, list(self._names), self.about.process):
                 self._all(lines)
-        except (OSError, MemoryError):
-            self._file.truncate(before)  # half a line would hide what follows
-            self._file.seek(before)
+        except BaseException:
+            if self._file is not None:  # a signal handler may have ended the trace
+                self._file.truncate(before)  # half a line would hide what follows
+                self._file.seek(before)
             raise
 
     def _finish(self) -> None:

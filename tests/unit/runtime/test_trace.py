@@ -240,6 +240,56 @@ def test_events_that_find_the_disk_full_are_counted(tmp_path, room):
     assert found.dropped == 3 and found.events[found.events[:, 0] == kinds.CALL][:, 3].tolist() == [3]
 
 
+class Interrupted:
+    """A file whose second write takes so many bytes, and is broken off by a signal handler that does something."""
+
+    def __init__(self, file, room, handler):
+        self.file, self.room, self.handler, self.writes = file, room, handler, 0
+
+    def write(self, raw):
+        self.writes += 1
+        if self.writes == 2:
+            self.file.write(raw[: self.room])
+            self.handler()
+            raise KeyboardInterrupt
+        return self.file.write(raw)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def interrupted(folder, room, handler, said) -> Trace:
+    """Return a trace that a signal has kept from writing its first three events."""
+    trace = Trace(folder, about(), capacity=3, warn=said.append)
+    trace._file = Interrupted(trace._file, room, lambda: handler(trace))
+    for call in range(2):
+        trace.add(kinds.PACK, 0, call)
+    with pytest.raises(KeyboardInterrupt):
+        trace.add(kinds.PACK, 0, 2)
+    return trace
+
+
+LOST = ["3 events of the trace of rank 0 are lost: a signal came while they were written"]
+
+
+def test_events_whose_writing_is_broken_off_are_counted_and_leave_no_half_line(tmp_path):
+    said = []
+    trace = interrupted(tmp_path, 60, lambda trace: None, said)
+    trace.add(kinds.PACK, 0, 3)
+    trace.close()
+    found = read(trace.path)
+    assert (found.events[:, 3].tolist(), found.dropped, found.problem) == ([3], 3, "")
+    assert said == LOST
+
+
+def test_a_trace_that_a_signal_handler_ends_while_events_are_written_says_that_they_are_lost(tmp_path):
+    said = []
+    trace = interrupted(tmp_path, 0, Trace.close, said)
+    found = read(trace.path)
+    assert (len(found.events), found.dropped, found.problem) == (0, 3, "")
+    assert said == LOST
+
+
 def test_a_folder_that_cannot_be_made_stops_nobody(tmp_path):
     (tmp_path / "file").write_text("")
     said = []
