@@ -35,6 +35,7 @@ from mpidist.collectives.ways.pieces import Pieces
 from mpidist.collectives.ways.scratch import Scratch
 from mpidist.collectives.ways.selection import Choices, Facts, Way
 from mpidist.runtime.control import Watch
+from mpidist.runtime.turnstile import BaseTurnstile
 from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports import World
 from mpidist.transports.base import Transport
@@ -61,6 +62,8 @@ class Communicator:
     rank, size : int
     topology : Topology
     control : ControlChannel
+    turnstile : BaseTurnstile
+        What every collective call goes through.
     transport : Transport
     has_gpus : bool
         Whether a rank may have a GPU; the same on all ranks.
@@ -85,6 +88,7 @@ class Communicator:
         self.transport = observer.transport(world.transport)
         self.topology = world.topology
         self.control = world.control
+        self.turnstile: BaseTurnstile = observer.turnstile(self.control.turnstile) if whole is None else whole.turnstile
         self.rank = world.transport.rank
         self.size = world.transport.size
         self.has_gpus = world.has_gpus

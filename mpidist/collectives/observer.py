@@ -12,6 +12,7 @@ from typing import Any
 from mpidist.collectives.ways.bucket_reduction import BucketReduction, Pipeline
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace import Trace
+from mpidist.runtime.turnstile import BaseTurnstile
 from mpidist.transports.base import Transport
 
 
@@ -27,12 +28,16 @@ class Observer:
         """Return the transport of the ranks."""
         return transport
 
+    def turnstile(self, turnstile: BaseTurnstile) -> BaseTurnstile:
+        """Return what every collective call goes through."""
+        return turnstile
+
     def begin(self, begin: Callable[..., Watch]) -> Callable[..., Watch]:
         """Return what begins calls, see `CallCheck.begin`."""
         return begin
 
     def function(self, kind: int, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function; `kind` says what it does, see `runtime.trace`."""
+        """Return a function; `kind` says what it does, see `runtime.trace_kinds`."""
         return fn
 
     def stripe(self, kind: int, fn: Callable[[Any, Sequence[Any]], None]) -> Callable[[Any, Sequence[Any]], None]:

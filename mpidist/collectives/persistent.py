@@ -103,7 +103,7 @@ class Bound:
         if self._started.waiting:
             self._started.finish()
         caller = self.caller
-        turnstile = caller.control.turnstile
+        turnstile = caller.turnstile
         turnstile.enter()
         try:
             if self.fill(arrays):

@@ -6,16 +6,17 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpidist.collectives.ways.lanes import Lanes
 from mpidist.commands.parser import Parser
 from mpidist.commands.quantities import show_seconds, table
-from mpidist.runtime import trace as kinds
-from mpidist.runtime.trace import About, Recording, Trace
+from mpidist.runtime import trace_kinds as kinds
+from mpidist.runtime.trace import CAPACITY, Trace
+from mpidist.runtime.trace_file import About, Recording, about_line, event_lines, order_line
 from mpidist.tracing.shares import PARTS, gather, lateness, shares
 
 _EXAMPLES = """examples:
@@ -29,15 +30,13 @@ TIMELINE = "timeline.json"
 #: What tracing may cost of a step.
 COST_LIMIT = 0.02
 
-#: Rows of the timeline for waves between nodes, of which so many are under way at a time.
-_LANES = Lanes.SLOTS
-
 
 def main(argv: Sequence[str]) -> int:
     """Merge the traces of a folder and print what they say; return the exit status; Local."""
     options = parser().parse_args(argv)
     if options.cost:
-        print(f"one event costs {show_seconds(event_seconds())}")
+        adding, writing = event_seconds()
+        print(f"one event costs {show_seconds(adding)}, and {show_seconds(writing)} when it is written")
         return 0
     if options.folder is None:
         parser().error("name the folder that MPIDIST_TRACE named")
@@ -71,54 +70,40 @@ def parser() -> Parser:
     return found
 
 
-def event_seconds() -> float:
-    """Return what adding one event costs here (Local)."""
+def event_seconds() -> tuple[float, float]:
+    """Return what it costs here to add an event, and to write one (Local)."""
+    adding, writing = [], []
     with tempfile.TemporaryDirectory(prefix="mpidist-trace-") as folder:
-        costs = [Trace(folder, About("cost", rank, 5, "here")).about.event_seconds for rank in range(5)]
-    return min(costs)
+        for rank in range(5):
+            trace = Trace(folder, About("cost", rank, 5, "here"))
+            adding.append(trace.about.event_seconds)
+            for _ in range(CAPACITY - 1):
+                trace.add(kinds.TRACE, trace.now())
+            start = time.perf_counter()
+            trace.flush()
+            writing.append((time.perf_counter() - start) / (CAPACITY - 1))
+            trace.close()
+    return min(adding), min(writing)
 
 
 # -- the timeline ------------------------------------------------------------------------------------------------------
 
 
 def write_timeline(recordings: dict[int, Recording], output: Path) -> None:
-    """Write all events as JSON that Perfetto and Chrome's tracing page read: microseconds, a process for each rank."""
+    """Write the events of all ranks as Perfetto and Chrome's tracing page read them, from 0 on."""
     part = output.with_name(output.name + ".part")
-    with open(part, "w") as file:
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        file.write(",\n".join(json.dumps(event) for event in timeline(recordings)))
-        file.write("\n]}\n")
-    os.replace(part, output)
-
-
-def timeline(recordings: dict[int, Recording]) -> Iterable[dict[str, Any]]:
-    """Yield the events of the timeline."""
     begins = [recording.events[:, 1].min() for recording in recordings.values() if len(recording.events)]
     start = min(begins, default=0)
-    for rank, recording in recordings.items():
-        name = f"rank {rank} on {recording.about.host}"
-        yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
-        for lane in range(1, 1 + _LANES) if _is_between(recording.events).any() else ():
-            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": "between nodes"}}
-        names = recording.names
-        for kind, begin, end, call, part in recording.events.tolist():
-            shown = names[part] if kind in (kinds.CALL, kinds.ARRIVE) and part else names[kind]
-            yield {
-                "ph": "X",
-                "name": f"wait for all: {shown}" if kind == kinds.ARRIVE else shown,
-                "cat": names[kind],
-                "pid": rank,
-                "tid": 1 + part % _LANES if kind == kinds.SEND and part else 0,
-                "ts": (begin - start) / 1e3,
-                "dur": (end - begin) / 1e3,
-                "args": {"call": call, "part": part},
-            }
-
-
-def _is_between(events: Any) -> Any:
-    """Return which events are waves between nodes: waits for messages have no part."""
-    return (events[:, 0] == kinds.SEND) & (events[:, 4] > 0)
+    with open(part, "wb") as file:
+        file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
+        for rank, recording in recordings.items():
+            events = recording.events.copy()
+            events[:, 1:3] -= start
+            file.write(f"{about_line(recording.about, rank)},\n".encode())
+            file.writelines(event_lines(events, recording.names, rank))
+        orders = [order_line(recording.about, rank) for rank, recording in recordings.items()]
+        file.write((",\n".join(orders) + "\n]}\n").encode())
+    os.replace(part, output)
 
 
 # -- what it says ------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from mpidist.reporting import notes
 from mpidist.reporting.chart import chart
 from mpidist.reporting.notes import Line, RankNotes
 from mpidist.reporting.quantities import show_bytes, show_seconds
+from mpidist.runtime import trace_file
 from mpidist.tracing.shares import Lateness, Shares, gather, lateness, shares
 
 #: The file's name, in the folder of the notes.
@@ -93,7 +94,7 @@ def _traced(folder: Path, ranks: Mapping[int, RankNotes], most_bytes: float) -> 
         return {}, []
     problems: list[str] = []
     for place in (folder, *folder.glob("world-*"), Path(told["folder"])):
-        nbytes = sum(path.stat().st_size for path in place.glob("rank-*.trace*"))
+        nbytes = sum(path.stat().st_size for path in trace_file.paths(place))
         if nbytes > most_bytes:
             return {}, [
                 f"The traces have {show_bytes(nbytes)} and were not read; `mpidist report {folder}` reads them."

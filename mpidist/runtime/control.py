@@ -27,7 +27,7 @@ from mpidist.runtime.failures import Failures
 from mpidist.runtime.missed_calls import MissedCalls
 from mpidist.runtime.stall import Arbiter, Messenger
 from mpidist.runtime.standoff import Standoffs
-from mpidist.runtime.turnstile import TraceTurnstile, Turnstile
+from mpidist.runtime.turnstile import Turnstile
 from mpidist.runtime.watch import Watch, let_threads_run
 
 __all__ = ["ControlChannel", "Watch"]
@@ -67,10 +67,7 @@ class ControlChannel:
     call : int
         Number of the last collective call begun by this rank.
     turnstile : Turnstile
-        To be entered around every collective call.
-    on_call : callable or None
-        ``on_call(start)`` is told of each call at its end, where a trace is asked for: when it began, in nanoseconds of
-        `time.monotonic_ns`.
+        To be entered around every collective call, by way of `Communicator.turnstile`.
     at_end : list of callable
         What is called before this rank says that it ends: by `leave`, `fail` or `end`, and so more than once.
     vital_ranks : frozenset of int
@@ -122,9 +119,7 @@ class ControlChannel:
         self.job_ranks: tuple[int, ...] = tuple(job_ranks) if whole is None else whole.job_ranks
         if whole is not None:
             whole._parts.append(self)
-        self.turnstile = TraceTurnstile(self) if self.settings.trace else Turnstile(self)
-        self.missed = MissedCalls(self)
-        self.on_call: Callable[[int], object] | None = None
+        self.turnstile, self.missed = Turnstile(self), MissedCalls(self)
         self.at_end: list[Callable[[], object]] = []
         self.attendance, self.failures = Attendance(self), Failures(self)
         self.arbiter = Arbiter(self, messenger) if messenger is not None else None

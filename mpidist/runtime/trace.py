@@ -1,64 +1,36 @@
 """The trace of one rank: its events, kept in memory of a fixed size and written when this is full.
 
-An event is five 64-bit numbers: kind, begin, end, number of the collective call, part of the call.  Adding
-one stores them and reads the clock; nothing is allocated but the integers themselves.  Nothing of this module runs
-unless a trace was asked for: what is traced is wrapped then, and only then.
-
-A file is a line of JSON about the rank, then blocks, each a line of JSON followed by the events as they are in memory,
-and a last line that says how it ended.  While it grows its name ends in ``.part``.  So of a rank that was killed, what
-had been written can be read.
+An event is five 64-bit numbers, see `trace_kinds`.  Adding one stores them and reads the clock; nothing is allocated
+but the integers themselves, and no text is made before the memory is full.  Nothing of this module runs unless a trace
+was asked for: what is traced is wrapped then, and only then.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy
+
 from mpidist.output import say
+from mpidist.runtime import trace_file
+from mpidist.runtime.trace_file import About
+from mpidist.runtime.trace_kinds import FIELDS, KINDS, TRACE
 
-#: Kinds of events that every trace has, by number; names of calls follow.
-KINDS = ("step", "call", "arrive", "pack", "reduce", "send", "unpack", "apply", "trace")
-STEP, CALL, ARRIVE, PACK, REDUCE, SEND, UNPACK, APPLY, TRACE = range(len(KINDS))
-
-#: Numbers of an event, and how many events there is room for: 2.6 MB.
-FIELDS, CAPACITY = 5, 1 << 16
-
-#: To be raised when files of earlier versions say something else.
-FORMAT = 1
+#: How many events there is room for: 0.7 MB, and a pause of some milliseconds when they are written, as 2 MB.
+CAPACITY = 1 << 14
 
 #: How many events are added to find out what one costs.
 _COST_EVENTS = 2000
 
+#: Why events are lost where nothing failed.
+_BROKEN_OFF = "a signal came while they were written"
+
 _R = TypeVar("_R")
-
-
-@dataclass
-class About:
-    """What a rank says of itself in the first line of its file.
-
-    Attributes
-    ----------
-    job : str
-        The same for all ranks of a job, and for no other.
-    event_seconds : float
-        What adding an event costs.
-    offsets : list of (nanoseconds, nanoseconds)
-        When the clock was compared, and what must be added to it to get that of rank 0.
-    """
-
-    job: str
-    rank: int
-    size: int
-    host: str
-    event_seconds: float = 0.0
-    offsets: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Trace:
@@ -124,7 +96,7 @@ class Trace:
         Parameters
         ----------
         kind : int
-            One of the constants of this module, or from `kind`.
+            One of `trace_kinds`, or from `kind`.
         begin : int
             From `now`.
         call, part : int
@@ -139,6 +111,10 @@ class Trace:
         self._at = at = at + 5
         if at >= self._end:
             self.flush()
+
+    def clear(self) -> None:
+        """Forget the events in memory."""
+        self._at = 0
 
     def wrapped(self, kind: int, fn: Callable[..., _R]) -> Callable[..., _R]:
         """Return `fn` with an event around each of its calls."""
@@ -167,20 +143,20 @@ class Trace:
 
     def open(self, folder: str | os.PathLike[str]) -> None:
         """Begin the file, in a folder that is made if it is not there."""
-        self.path = Path(folder) / f"rank-{self.about.rank:05d}.trace"
-        self._part = self.path.with_suffix(".trace.part")
+        self.path = Path(folder) / trace_file.NAME.format(self.about.rank)
         self._try(self._open)
 
     def flush(self) -> None:
         """Write the events in memory; those that cannot be written are dropped, and counted."""
         begin, count, self._at = self.now(), self._at // FIELDS, 0
         if count:
-            if not self._try(lambda: self._write_block(count)):
-                self.dropped += count
+            self.dropped += count  # until they are written: a signal handler may end the trace meanwhile
+            if self._try(lambda: self._write_block(count)):
+                self.dropped -= count
             self.add(TRACE, begin, 0, count)
 
     def close(self) -> None:
-        """Write what is left, and give the file its name; does nothing the second time."""
+        """Write what is left, and end the file; does nothing the second time."""
         if self._file is None and not self._problem:
             return
         self.flush()
@@ -188,33 +164,38 @@ class Trace:
         if self._file is not None and self._try(self._finish):
             self._file = None
         if self.dropped:
-            self._warn(f"{self.dropped} events of the trace of rank {self.about.rank} are lost: {self._problem}")
+            self._warn(
+                f"{self.dropped} events of the trace of rank {self.about.rank} are lost: {self._problem or _BROKEN_OFF}"
+            )
         self._file, self._problem = None, ""
 
     def _open(self) -> None:
-        self._part.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._part, "wb", buffering=0)
-        self._line({"format": FORMAT, "fields": FIELDS, **vars(self.about), "byteorder": sys.byteorder})
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "wb", buffering=0)
+        order = trace_file.order_line(self.about, self.about.process)
+        self._all(f"[\n{self._about_line()},\n{order},\n".encode())
 
     def _write_block(self, count: int) -> None:
         if self._file is None:
             raise OSError(self._problem or "the file is closed")
         before = self._file.tell()
+        events = numpy.frombuffer(self._events, numpy.int64)[: count * FIELDS].reshape(count, FIELDS)
         try:
-            self._line({"events": count, "names": list(self._names), "offsets": self.about.offsets})
-            self._all(memoryview(self._events)[: count * FIELDS].cast("B"))
-        except OSError:
-            self._file.truncate(before)  # half a block would hide what follows
-            self._file.seek(before)
+            self._all(f"{self._about_line()},\n".encode())
+            for lines in trace_file.event_lines(events, list(self._names), self.about.process):
+                self._all(lines)
+        except BaseException:
+            if self._file is not None:  # a signal handler may have ended the trace
+                self._file.truncate(before)  # half a line would hide what follows
+                self._file.seek(before)
             raise
 
     def _finish(self) -> None:
-        self._line({"end": True, "dropped": self.dropped, "names": list(self._names), "offsets": self.about.offsets})
+        self._all(f"{self._about_line(end=True, dropped=self.dropped)}\n]\n".encode())
         self._file.close()
-        os.replace(self._part, self.path)
 
-    def _line(self, content: dict[str, Any]) -> None:
-        self._all(json.dumps(content).encode() + b"\n")
+    def _about_line(self, **more: object) -> str:
+        return trace_file.about_line(self.about, self.about.process, **more)
 
     def _all(self, raw: Any) -> None:
         view = memoryview(raw)
@@ -224,9 +205,9 @@ class Trace:
     def _try(self, do: Callable[[], object]) -> bool:
         try:
             do()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             if not self._problem:
-                self._problem = f"{self._part} cannot be written: {error}"
+                self._problem = f"{self.path} cannot be written: {error or 'no memory is left'}"
                 self._warn(f"rank {self.about.rank} of {self.about.size}: the trace has gaps: {self._problem}")
             return False
         return True
@@ -234,75 +215,3 @@ class Trace:
 
 def _say(text: str) -> None:
     say(f"mpidist: {text}")
-
-
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Recording:
-    """What was read of a rank's file.
-
-    Attributes
-    ----------
-    names : list of str
-        Of the kinds of events.
-    events : array, shape (n, 5), int64
-        Kind, begin and end in nanoseconds, call, part.
-    problem : str
-        What is missing at the end of the file; empty where nothing is.
-    """
-
-    about: About
-    names: list[str]
-    events: Any
-    dropped: int = 0
-    problem: str = ""
-
-
-def read(path: str | os.PathLike[str]) -> Recording:
-    """Return what a rank's file has, as far as it goes (Local).
-
-    Raises
-    ------
-    OSError
-        It cannot be read.
-    ValueError
-        It is no trace, or of another version; says what is wrong.
-    """
-    import numpy
-
-    raw = Path(path).read_bytes()
-    first, at = _json_line(raw, 0)
-    if first is None or first.get("format") != FORMAT or first.get("fields") != FIELDS:
-        raise ValueError(f"{path} is no trace of this version of mpidist (format {FORMAT})")
-    about = About(**{name: first[name] for name in About.__dataclass_fields__})
-    found = Recording(about, list(KINDS), None, problem="its end is missing: the rank was killed, or still runs")
-    blocks, dtype = [], numpy.dtype("<i8" if first["byteorder"] == "little" else ">i8")
-    while at < len(raw):
-        line, at = _json_line(raw, at)
-        if line is None:
-            break
-        found.names, about.offsets = line["names"], [(int(when), int(by)) for when, by in line["offsets"]]
-        if line.get("end"):
-            found.dropped, found.problem = line["dropped"], ""
-            break
-        length = line["events"] * FIELDS * dtype.itemsize
-        whole = raw[at : at + length]
-        whole = whole[: len(whole) // (FIELDS * dtype.itemsize) * FIELDS * dtype.itemsize]
-        blocks.append(numpy.frombuffer(whole, dtype).reshape(-1, FIELDS))
-        at += length
-    found.events = numpy.concatenate([numpy.empty((0, FIELDS), numpy.int64), *blocks])
-    return found
-
-
-def _json_line(raw: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
-    """Return the line of JSON at a place, None if it is not whole, and where it ends."""
-    end = raw.find(b"\n", at)
-    if end < 0:
-        return None, len(raw)
-    try:
-        found = json.loads(raw[at:end])
-    except ValueError:
-        return None, len(raw)
-    return (found, end + 1) if isinstance(found, dict) else (None, len(raw))

@@ -8,7 +8,6 @@ next call would mix values of two.  So threads are turned away, and a call that 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -19,8 +18,36 @@ if TYPE_CHECKING:
     from mpidist.runtime.control import ControlChannel
 
 
-class Turnstile:
-    """A context manager around every collective call of one rank; `enter` and `leave` do the same in less time.
+class BaseTurnstile:
+    """A context manager that enters before a call and leaves after it; the three steps do the same in less time."""
+
+    __slots__ = ()
+
+    #: Leave after a call that raised nothing.
+    leave: Callable[[], None]
+
+    def enter(self) -> None:
+        """Pass before a call."""
+        raise NotImplementedError
+
+    def leave_by(self, error: BaseException) -> None:
+        """Leave after a call that raised `error`."""
+        raise NotImplementedError
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.leave()
+        else:
+            self.leave_by(error)
+
+
+class Turnstile(BaseTurnstile):
+    """What every collective call of one rank goes through.
 
     Raises
     ------
@@ -38,11 +65,7 @@ class Turnstile:
         self._acquire = self._lock.acquire
         self._call = 0
         #: Leave after a call that raised nothing; one step of the interpreter, so that no signal comes in between.
-        self.leave: Callable[[], None] = self._leaving()
-
-    def _leaving(self) -> Callable[[], None]:
-        """Return what leaves."""
-        return self._lock.release
+        self.leave = self._lock.release
 
     def try_acquire(self) -> bool:
         """Pass without making a call, if nobody is inside; `release` leaves again."""
@@ -85,48 +108,3 @@ class Turnstile:
         in_step = isinstance(error, (CollectiveMismatchError, RemoteReplicaError))
         if begun and not in_step:
             self._control.break_off(error)
-
-    def __enter__(self) -> None:
-        self.enter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.leave()
-        else:
-            self.leave_by(error)
-
-
-class TraceTurnstile(Turnstile):
-    """A turnstile that tells when each call began, what is done before it is begun included."""
-
-    __slots__ = ("_start",)
-
-    def __init__(self, control: ControlChannel) -> None:
-        super().__init__(control)
-        self._start = 0
-
-    def enter(self) -> None:
-        """Pass before a call, which begins now; errors as on entering."""
-        start = time.monotonic_ns()
-        super().enter()
-        self._start = start
-
-    def _leaving(self) -> Callable[[], None]:
-        return self._tell_and_leave
-
-    def _tell_and_leave(self) -> None:
-        self._tell()
-        self._lock.release()
-
-    def leave_by(self, error: BaseException) -> None:
-        """Leave after a call that raised `error`."""
-        self._tell()
-        super().leave_by(error)
-
-    def _tell(self) -> None:
-        control = self._control
-        # a list unlike the last one is looked at, and no call made
-        if control.on_call is not None and control.call != self._call:
-            control.on_call(self._start)

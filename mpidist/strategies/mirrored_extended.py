@@ -20,7 +20,7 @@ from mpidist.input.agreement import Agreement, described
 from mpidist.input.distributed import as_dataset, distributed, fetch_to
 from mpidist.input.options import InputOptions
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.runtime.trace import STEP
+from mpidist.runtime.trace_kinds import STEP
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.variables import DistributedVariable, IndexedSlices
 from mpidist.variables.row_reduction import gather_rows, reduce_rows

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy
 
-from mpidist.runtime import trace as kinds
-from mpidist.runtime.trace import Recording, read
+from mpidist.runtime import trace_file
+from mpidist.runtime import trace_kinds as kinds
+from mpidist.runtime.trace_file import Recording, read
 
 
 def gather(folder: Path, job: str = "") -> tuple[dict[int, Recording], list[str]]:
@@ -18,9 +19,8 @@ def gather(folder: Path, job: str = "") -> tuple[dict[int, Recording], list[str]
 
     Without the job's name, of the newest job in the folder.
     """
-    paths = sorted([*folder.glob("rank-*.trace"), *folder.glob("rank-*.trace.part")], key=_written)
     found, problems = [], []
-    for path in paths:
+    for path in sorted(trace_file.paths(folder), key=_written):
         try:
             found.append(read(path))
         except (OSError, ValueError) as error:
@@ -91,7 +91,7 @@ class Shares:
         Inside the steps: calls as a whole, waiting for all to come, and what calls did; what ran at the same time
         counts once.
     cost : float
-        What adding the events took.
+        What adding the events and writing them took.
     """
 
     steps: int
@@ -117,7 +117,8 @@ def shares(recording: Recording) -> Shares:
     parts = {name: _covered(events[inside & (events[:, 0] == kind)]) for name, kind in PARTS.items()}
     counted = int((inside | is_step).sum())
     total = float((intervals[:, 1] - intervals[:, 0]).sum()) * 1e-9
-    return Shares(steps or 1, total, parts, counted, counted * recording.about.event_seconds)
+    written = _covered(events[inside & (events[:, 0] == kinds.TRACE)])
+    return Shares(steps or 1, total, parts, counted, counted * recording.about.event_seconds + written)
 
 
 def _covered(events: Any) -> float:

@@ -16,9 +16,11 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.observer import Observer
 from mpidist.collectives.ways.bucket_reduction import BucketReduction, Fill, Pipeline, Take
 from mpidist.collectives.ways.pieces import Transform
-from mpidist.runtime import trace as kinds
-from mpidist.runtime.control import Watch
-from mpidist.runtime.trace import About, Trace
+from mpidist.runtime import trace_kinds as kinds
+from mpidist.runtime.control import ControlChannel, Watch
+from mpidist.runtime.trace import Trace
+from mpidist.runtime.trace_file import About
+from mpidist.runtime.turnstile import BaseTurnstile
 from mpidist.tracing.clock import clock_offset
 from mpidist.transports import World
 from mpidist.transports.base import Transport
@@ -31,10 +33,9 @@ class Tracer(Observer):
     """Notes what one rank does when."""
 
     def __init__(self, world: World) -> None:
-        self._control, transport, topology = world.control, world.transport, world.topology
-        about = About("", transport.rank, transport.size, topology.hosts[transport.rank])
+        self._world, self._control, rank = world, world.control, world.transport.rank
+        about = About("", rank, world.transport.size, world.topology.hosts[rank])
         self._trace = Trace(None, about, warn=self._control.warn)
-        self._communicator: Communicator | None = None
         self._next_comparison = _FIRST_COMPARISON
         self._sent: dict[int, int] = {}  # by wave of the call that is under way: when it was sent
 
@@ -53,10 +54,9 @@ class Tracer(Observer):
         about.job = job
         # other worlds of the job write there too, and their ranks have the same numbers
         self._trace.open(Path(folder, f"world-{job[:8]}") if control.job_ranks else Path(folder))
-        with control.turnstile:
-            self._compare_clocks(communicator, communicator.begin(communicator.call("clocks of a trace")))
-        self._communicator = communicator
-        control.on_call = self._note_call
+        with communicator.turnstile:
+            self._compare_clocks(communicator.begin(communicator.call("clocks of a trace")))
+        self._trace.clear()  # when ranks start says nothing of what they do
         control.at_end.append(self._trace.close)
 
     @property
@@ -70,6 +70,10 @@ class Tracer(Observer):
         """Return a transport whose waits are noted.  Local."""
         return cast(Transport, _TracedTransport(transport, self._trace))
 
+    def turnstile(self, turnstile: BaseTurnstile) -> BaseTurnstile:
+        """Return what notes how long each call takes as a whole.  Local."""
+        return _TracedTurnstile(turnstile, self._control, self._trace)
+
     def begin(self, begin: Callable[..., Watch]) -> Callable[..., Watch]:
         """Return what begins a call, and notes when this rank came and when all had come.  Local."""
         trace = self._trace
@@ -77,13 +81,11 @@ class Tracer(Observer):
         def traced(call: Any, timeout_seconds: float | None = None) -> Watch:
             start = time.monotonic_ns()
             watch = begin(call, timeout_seconds)
-            if self._communicator is None:
-                return watch
             number = self._control.call
             trace.last_call = trace.kind(call.what)
             trace.add(kinds.ARRIVE, start, number, trace.last_call)
             if number >= self._next_comparison:
-                self._compare_clocks(self._communicator, watch)
+                self._compare_clocks(watch)
             return watch
 
         return traced
@@ -118,15 +120,14 @@ class Tracer(Observer):
         else:
             self._sent[index] = time.monotonic_ns()
 
-    def _note_call(self, start: int) -> None:
-        self._trace.add(kinds.CALL, start, self._control.call, self._trace.last_call)
-
-    def _compare_clocks(self, communicator: Communicator, watch: Watch) -> None:
+    def _compare_clocks(self, watch: Watch) -> None:
         while self._next_comparison <= watch.call:
             self._next_comparison *= 2
-        if communicator.topology.node_count > 1:
-            offset = clock_offset(communicator, watch)
+        if self._world.topology.node_count > 1:
+            start = time.monotonic_ns()
+            offset = clock_offset(self._world, watch)
             self._trace.about.offsets.append((time.monotonic_ns(), offset))
+            self._trace.add(kinds.SEND, start, watch.call)
 
 
 class _TracedTransport:
@@ -150,6 +151,40 @@ class _TracedTransport:
         found = self._transport.exchange(payload, watch)
         self._add(kinds.SEND, start, watch.call)
         return found
+
+
+class _TracedTurnstile(BaseTurnstile):
+    """Notes how long each call takes as a whole, what is done before it is begun included."""
+
+    __slots__ = ("_turnstile", "_control", "_trace", "_start", "_call")
+
+    def __init__(self, turnstile: BaseTurnstile, control: ControlChannel, trace: Trace) -> None:
+        self._turnstile, self._control, self._trace = turnstile, control, trace
+        self._start = self._call = 0
+
+    def enter(self) -> None:
+        """Pass before a call."""
+        start = time.monotonic_ns()
+        self._turnstile.enter()
+        self._start, self._call = start, self._control.call
+
+    def leave(self) -> None:
+        """Leave after a call that raised nothing, also when a signal handler raises meanwhile."""
+        try:
+            self._note()
+        finally:
+            self._turnstile.leave()
+
+    def leave_by(self, error: BaseException) -> None:
+        """Leave after a call that raised `error`."""
+        try:
+            self._note()
+        finally:
+            self._turnstile.leave_by(error)
+
+    def _note(self) -> None:
+        if self._control.call != self._call:  # a list unlike the last one is looked at, and no call made
+            self._trace.add(kinds.CALL, self._start, self._control.call, self._trace.last_call)
 
 
 class _TracedReduction:

@@ -392,13 +392,13 @@ class _StopVote:
         transport, control = self._communicator.transport, self._communicator.control
         if self._pending is not None:
             buffer, pending = self._pending
-            with control.turnstile:
+            with self._communicator.turnstile:
                 transport.wait([pending], control.watch("preemption"))
             self._pending = None
             if int(buffer[0]) <= self._step:
                 return True
         buffer = numpy.array([self._step + 1 if wants else _NEVER], "int64")
-        with control.turnstile:
+        with self._communicator.turnstile:
             self._pending = buffer, transport.native["all_reduce"](buffer, "min")
         return False
 

@@ -360,8 +360,10 @@ assert total(1) == size
     )
     result = _run(4, body, MPIDIST_TRACE=str(tmp_path))
     assert result.returncode == 0, result.stderr
-    assert sorted(path.name for path in tmp_path.glob("*.trace")) == [f"rank-{rank:05d}.trace" for rank in range(4)]
+    assert sorted(path.name for path in tmp_path.glob("*.trace.json")) == [
+        f"rank-{rank:05d}.trace.json" for rank in range(4)
+    ]
     folders = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert len(folders) == 2
     for folder in folders:
-        assert sorted(path.name for path in folder.iterdir()) == ["rank-00000.trace", "rank-00001.trace"]
+        assert sorted(path.name for path in folder.iterdir()) == ["rank-00000.trace.json", "rank-00001.trace.json"]

@@ -365,6 +365,8 @@ class PointToPoint:
     heads, bodies : Transport
     targets, sources : dict
         By rank, what goes to it, and what comes from it.
+    turnstile : BaseTurnstile
+        What every call of this rank goes through.
     standoffs : PeerStandoffs
     is_behind : bool
         Whether a message has come from a later step than that in which this rank waits.
@@ -377,7 +379,7 @@ class PointToPoint:
                 f"the {transport.name} transport has no channels, which send and receive need; use all_to_all, which "
                 "all ranks call"
             )
-        self._ranks, self._control = ranks, ranks.control
+        self._ranks, self._control, self.turnstile = ranks, ranks.control, ranks.turnstile
         self.heads = transport.among(range(ranks.size), _HEADS)
         self.bodies = transport.among(range(ranks.size), _BODIES)
         segments, rank = ranks.segments, ranks.rank
@@ -401,11 +403,6 @@ class PointToPoint:
     def last_missed(self) -> int:
         """The last call that a rank missed: messages of earlier steps are void."""
         return self._control.missed.last
-
-    @property
-    def turnstile(self) -> Any:
-        """What every call of this rank goes through."""
-        return self._control.turnstile
 
     def head_of(self, signature: tuple[Any, tuple[int, ...]], nbytes: int) -> tuple[bytes | None, int]:
         """Return the head of messages that bring such arrays, and where in it these begin; None where none fits in."""
@@ -443,7 +440,7 @@ class PointToPoint:
             bodies.append(arrays.byte_view(array if array.flags.c_contiguous else array.copy(order="C")))
             inside = None
         sending = _Sending(self, to, timeout_seconds, signature, (head, start, inside), bodies)
-        with self._control.turnstile:
+        with self.turnstile:
             self.targets[to].waiting.append(sending)
             return self._opened(sending)
 
@@ -455,13 +452,13 @@ class PointToPoint:
     def expect(self, source: int, expected: Any, timeout_seconds: float | None) -> Transfer:
         """Start to receive, from a rank that there is, an array of a dtype and shape, or of any.  Local."""
         receiving = _Receiving(self, source, timeout_seconds, expected)
-        with self._control.turnstile:
+        with self.turnstile:
             self.sources[source].waiting.append(receiving)
             return self._opened(receiving)
 
     def wait(self, transfer: Transfer) -> None:
         """Return when a transfer is over; all others move on meanwhile."""
-        with self._control.turnstile:
+        with self.turnstile:
             for _ in _SPINS if self._pause is None else ():
                 self._move_on()
                 if transfer.is_over:

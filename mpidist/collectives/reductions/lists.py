@@ -33,7 +33,7 @@ from mpidist.collectives.ways.selection import Way
 from mpidist.device.memory import memory_of
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.runtime.control import Watch
-from mpidist.runtime.trace import PACK
+from mpidist.runtime.trace_kinds import PACK
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator

@@ -29,7 +29,7 @@ from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces, Transform, owned
 from mpidist.collectives.ways.scratch import Scratch
 from mpidist.runtime.control import Watch
-from mpidist.runtime.trace import PACK, UNPACK
+from mpidist.runtime.trace_kinds import PACK, UNPACK
 from mpidist.transports.node_memory import SharedSegments
 
 #: Tensors of which a segment has pieces shorter than this on average, in bytes, are put together before they are added.

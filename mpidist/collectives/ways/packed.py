@@ -13,7 +13,7 @@ from mpidist.collectives.ways.pieces import Pieces, Transform
 from mpidist.collectives.ways.scratch import Scratch
 from mpidist.device.memory import Packing, memory_of
 from mpidist.runtime.control import Watch
-from mpidist.runtime.trace import PACK, UNPACK
+from mpidist.runtime.trace_kinds import PACK, UNPACK
 
 
 class Replay(Protocol):

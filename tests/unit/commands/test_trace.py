@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy
 import pytest
 
 from mpidist.commands.main import main
-from mpidist.commands.trace import report, timeline
-from mpidist.runtime import trace as kinds
-from mpidist.runtime.trace import About, Recording, Trace, read
+from mpidist.commands.trace import report, write_timeline
+from mpidist.runtime import trace_kinds as kinds
+from mpidist.runtime.trace import Trace
+from mpidist.runtime.trace_file import About, Recording
 from mpidist.tracing.shares import gather, lateness, on_one_clock, shares
 
 MS = 1_000_000
@@ -31,6 +33,12 @@ def written(folder, rank, size, job="job", calls=(1, 2), name="all_reduce(sum)",
     if close:
         trace.close()
     return trace
+
+
+def shown(recordings, folder) -> list[dict]:
+    """Return the events of the timeline of some recordings."""
+    write_timeline(recordings, folder / "timeline.json")
+    return json.loads((folder / "timeline.json").read_text())["traceEvents"]
 
 
 # -- one clock ---------------------------------------------------------------------------------------------------------
@@ -80,10 +88,10 @@ def test_what_runs_at_the_same_time_counts_once():
     assert shares(recording(*sent)).parts["send"] == pytest.approx(0.009)
 
 
-def test_buckets_between_nodes_have_rows_of_their_own():
+def test_buckets_between_nodes_have_rows_of_their_own(tmp_path):
     found = recording(*[(kinds.SEND, at, at + 5, 1) for at in range(5)])
     found.events[:, 4] = range(5)  # the first is a wait for messages
-    events = list(timeline({0: found}))
+    events = shown({0: found}, tmp_path)
     assert [event["tid"] for event in events if event["name"] == "send"] == [0, 2, 3, 1, 2]
     assert [event["tid"] for event in events if event["name"] == "thread_name"] == [1, 2, 3]
 
@@ -178,12 +186,41 @@ def test_files_of_another_job_and_of_no_job_are_left_out(tmp_path):
 
     old = written(tmp_path, 5, 6, job="old").path
     os.utime(old, (0, 0))
-    (tmp_path / "rank-00009.trace").write_text("no trace")
+    (tmp_path / "rank-00009.trace.json").write_text("no trace")
     written(tmp_path, 0, 1, job="new")
     found, problems = gather(tmp_path)
     assert list(found) == [0]
     assert any("several jobs" in problem for problem in problems)
-    assert any("rank-00009.trace is no trace" in problem for problem in problems)
+    assert any("rank-00009.trace.json is no trace" in problem for problem in problems)
+
+
+def test_binary_traces_of_an_earlier_version_are_said_to_be_such(tmp_path, capsys):
+    for name in ("rank-00000.trace", "rank-00001.trace.part"):
+        (tmp_path / name).write_bytes(b'{"format": 1, "fields": 5, "job": "job"}\n' + bytes(40))
+    assert main(["trace", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("binary format of an earlier version") == 2 and "trace the job again" in said
+    written(tmp_path, 0, 1)
+    recordings, problems = gather(tmp_path)
+    assert list(recordings) == [0] and len(problems) == 2
+
+
+def test_the_timeline_has_the_times_of_rank_0(tmp_path):
+    for rank, offset in enumerate((0, -3 * MS)):
+        trace = Trace(tmp_path, About("job", rank, 2, f"host{rank}", 1e-7, [(0, offset)]))
+        trace.add(kinds.PACK, 5 * MS + rank * 1001, 1, clock=lambda: 7 * MS)
+        trace.close()
+    recordings, problems = gather(tmp_path)
+    events = [event for event in shown(recordings, tmp_path) if event["ph"] == "X"]
+    assert problems == [] and [(event["pid"], event["ts"], event["dur"]) for event in events] == [
+        (0, 2998.999, 2000.0),
+        (1, 0.0, 1998.999),
+    ]
+
+
+def test_the_time_in_which_events_were_written_counts_as_tracing():
+    found = shares(recording((kinds.STEP, 0, 100, 0), (kinds.TRACE, 20, 25, 0), event_seconds=1e-5))
+    assert found.cost == pytest.approx(0.005 + 2e-5)
 
 
 def test_a_folder_without_traces_says_how_to_get_some(tmp_path, capsys):
@@ -205,10 +242,11 @@ def test_a_folder_must_be_named(capsys):
 
 def test_the_cost_of_an_event_can_be_asked_for(capsys):
     assert main(["trace", "--cost"]) == 0
-    assert capsys.readouterr().out.startswith("one event costs ")
+    assert re.fullmatch(r"one event costs \S+ \S+, and \S+ \S+ when it is written\n", capsys.readouterr().out)
 
 
 def test_the_timeline_begins_at_0(tmp_path):
     written(tmp_path, 0, 1)
-    events = [event for event in timeline({0: read(tmp_path / "rank-00000.trace")}) if event["ph"] == "X"]
+    recordings, _ = gather(tmp_path)
+    events = [event for event in shown(recordings, tmp_path) if event["ph"] == "X"]
     assert min(event["ts"] for event in events) == 0.0

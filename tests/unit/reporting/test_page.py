@@ -12,8 +12,9 @@ import pytest
 
 from mpidist.commands.main import main
 from mpidist.reporting import page
-from mpidist.runtime import trace as kinds
-from mpidist.runtime.trace import About, Trace
+from mpidist.runtime import trace_kinds as kinds
+from mpidist.runtime.trace import Trace
+from mpidist.runtime.trace_file import About
 
 MS = 1_000_000
 

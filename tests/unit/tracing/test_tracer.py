@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import BuiltinMethodType
+
 import numpy
 import pytest
 
@@ -9,17 +12,20 @@ import mpidist
 from mpidist import transports
 from mpidist.collectives.call import Call
 from mpidist.collectives.call_check import CallCheck
+from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.observer import NOBODY
 from mpidist.collectives.persistent import Once
 from mpidist.collectives.reductions import update
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.collectives.ways.selection import Way
-from mpidist.runtime import trace as kinds
-from mpidist.runtime.turnstile import TraceTurnstile, Turnstile
+from mpidist.runtime import trace_kinds as kinds
+from mpidist.runtime.control import ControlChannel
+from mpidist.runtime.turnstile import Turnstile
 from mpidist.testing import run_ranks
 from mpidist.tracing.clock import clock_offset
 from mpidist.tracing.shares import gather, lateness
+from mpidist.tracing.tracer import Tracer
 from mpidist.world import world_communicator
 
 
@@ -139,7 +145,7 @@ def test_threads_of_one_process_have_one_clock(tmp_path):
     def on_rank():
         communicator = world_communicator()
         with communicator.control.turnstile:
-            return clock_offset(communicator, communicator.begin(communicator.call("clocks")))
+            return clock_offset(transports.world(), communicator.begin(communicator.call("clocks")))
 
     offsets = run_ranks(4, on_rank, hosts=list("abbc"))
     assert offsets[0] == 0 and offsets[1] == offsets[2]
@@ -163,10 +169,75 @@ def test_a_rank_that_fails_leaves_its_trace(folder):
 def test_without_a_trace_nothing_stands_in_between():
     def on_rank():
         communicator, transport = world_communicator(), transports.world().transport
-        return communicator.observer is NOBODY, communicator.transport is transport, communicator.begin.__self__
+        same = communicator.transport is transport and communicator.turnstile is communicator.control.turnstile
+        return communicator.observer is NOBODY, same, communicator.begin.__self__, communicator.turnstile.leave
 
-    for nobody, same, check in run_ranks(2, on_rank):
+    for nobody, same, check, leave in run_ranks(2, on_rank):
         assert nobody and same and type(check) is CallCheck
+        assert isinstance(leave, BuiltinMethodType)  # leaving is no function of Python
+
+
+def test_a_trace_assigns_nothing_of_the_channel_and_nothing_of_the_communicator_when_it_is_made(folder, monkeypatch):
+    assigned = []
+
+    def note(own, name, value):
+        module = sys._getframe(1).f_globals["__name__"]
+        if module.startswith("mpidist.tracing") or (is_made and isinstance(own, Communicator)):
+            assigned.append((type(own).__name__, name, module))
+        object.__setattr__(own, name, value)
+
+    is_made = []
+    for kind in (ControlChannel, Communicator, Turnstile):
+        monkeypatch.setattr(kind, "__setattr__", note, raising=False)
+    start = Tracer.start
+
+    def noted_start(*arguments):
+        is_made.append(True)
+        start(*arguments)
+        is_made.clear()
+
+    monkeypatch.setattr(Tracer, "start", noted_start)
+
+    def on_rank():
+        communicator = world_communicator()
+        turnstile = communicator.turnstile
+        communicator.all_reduce(numpy.ones(5, "f4"))
+        return communicator.turnstile is turnstile, communicator.observer is not NOBODY
+
+    assert run_ranks(1, on_rank) == [(True, True)]
+    assert assigned == []
+
+
+def test_messages_between_two_ranks_go_through_the_turnstile_of_the_communicator(folder):
+    def on_rank():
+        communicator = world_communicator()
+        bound = (communicator.send_init if communicator.rank == 0 else communicator.receive_init)(
+            numpy.ones(3), 1 - communicator.rank
+        )
+        turnstiles = {communicator.turnstile, communicator.point_to_point.turnstile, bound._turnstile}
+        return len(turnstiles), communicator.turnstile is communicator.control.turnstile
+
+    assert run_ranks(2, on_rank) == [(1, False)] * 2
+
+
+@pytest.mark.parametrize("leave", ["leave", "leave_by"])
+def test_a_signal_while_the_end_of_a_call_is_noted_leaves_the_turnstile_free(folder, leave):
+    def on_rank():
+        communicator = world_communicator()
+
+        def interrupt(*arguments, **more):
+            raise KeyboardInterrupt
+
+        turnstile = communicator.turnstile
+        turnstile.enter()
+        communicator.begin(communicator.call("one"))
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(communicator.observer.trace, "add", interrupt)
+            turnstile.leave() if leave == "leave" else turnstile.leave_by(ValueError())
+        communicator.barrier()
+        return communicator.control.call
+
+    assert run_ranks(1, on_rank) == [4]  # two calls began the trace
 
 
 def test_no_method_of_what_is_traced_is_replaced(folder):
@@ -226,17 +297,6 @@ def test_every_bucket_is_noted_from_being_packed_to_having_come_back(hosts, fold
         assert all(reduced[1] <= event[1] <= event[2] <= reduced[2] for event in sent)
         assert min(event[1] for event in events[kinds.PACK]) < min(event[1] for event in sent)
         assert max(event[2] for event in sent) <= max(event[2] for event in events[kinds.UNPACK])
-
-
-def test_a_trace_replaces_no_method_and_no_part_of_the_control_channel(folder):
-    def on_rank():
-        communicator = world_communicator()  # its trace has begun
-        communicator.barrier()
-        control = communicator.control
-        replaced = [name for name, value in vars(control).items() if callable(getattr(type(control), name, None))]
-        return type(control.turnstile), replaced
-
-    assert run_ranks(2, on_rank) == [(TraceTurnstile, [])] * 2
 
 
 def test_without_a_trace_a_call_is_left_by_the_lock_alone(monkeypatch):

@@ -69,7 +69,7 @@ def test_the_page_of_a_traced_training_has_the_steps_of_all_ranks(tmp_path, monk
     html = (tmp_path / page.NAME).read_text()
     assert html.count('<span class="bar">') == 2 and 'class="problems"' not in html
     assert [int(calls) for calls in re.findall(r"<td>\d+ of (\d+)</td>", html)][0] >= 9  # a call in each of 9 steps
-    assert page.render(tmp_path).count('<span class="bar">') == 2  # traces are closed by now, and have new names
+    assert page.render(tmp_path).count('<span class="bar">') == 2  # traces are closed by now
 
 
 def test_a_training_that_goes_on_from_a_checkpoint_goes_on_in_its_notes(tmp_path):
