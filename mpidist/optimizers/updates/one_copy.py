@@ -15,6 +15,9 @@ from mpidist.optimizers.rule import Rule, Step
 from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.updates.parts import elements_to_update, update_part
 
+#: Of so many lists of variables the description is kept, which takes longer to make than to compare.
+_KEPT_CALLS = 8
+
 
 class Span(NamedTuple):
     """Elements `start` to `stop` of the `number`-th of some things."""
@@ -50,7 +53,7 @@ def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[S
 
 
 class OneCopyUpdates:
-    """What one optimizer keeps for such updates: the description of each list of variables that it has met."""
+    """What one optimizer keeps for such updates: the descriptions of some lists of variables."""
 
     def __init__(self) -> None:
         self._calls: dict[tuple[int, ...], tuple[Call, list[Any]]] = {}
@@ -74,6 +77,8 @@ class OneCopyUpdates:
     def _call(self, variables: Sequence[Any]) -> Call:
         key = tuple(map(id, variables))
         if key not in self._calls:
+            if len(self._calls) >= _KEPT_CALLS:
+                self._calls.clear()
             call = Call("apply_gradients", [(each.name, each.dtype, each.shape) for each in variables])
             self._calls[key] = call, list(variables)  # which keeps their ids from being reused
         return self._calls[key][0]

@@ -295,6 +295,17 @@ def test_arrays_of_devices_go_to_the_host_where_the_one_copy_is():
         assert run_ranks(2, in_scope, fn) == [[5.0, 3.0, 1.0]] * 2
 
 
+def test_few_descriptions_of_ever_new_lists_are_kept():
+    def fn(strategy):
+        variables, optimizer, kept = [Variable(numpy.zeros(5)) for _ in range(20)], SGD(1.0), []
+        for variable in variables * 2:
+            strategy.run(optimizer.apply_gradients, args=([(IndexedSlices([1.0], [3]), variable)],))
+            kept.append(len(optimizer._updates._one_copy._calls))
+        return max(kept), {tuple(variable.value.tolist()) for variable in variables}
+
+    assert run_ranks(2, in_scope, fn) == [(8, {(0.0, 0.0, 0.0, -4.0, 0.0)})] * 2
+
+
 def test_sums_that_all_ranks_have_are_applied_once():
     def fn(strategy):
         variable, optimizer = Variable(numpy.zeros(5)), SGD(1.0)
