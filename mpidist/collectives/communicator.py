@@ -282,7 +282,7 @@ class Communicator:
             The array is not C-contiguous, or read-only, or there is no such reduction or algorithm.
         """
         buffer = arrays.plain(buffer)
-        plain.check_in_place(f"{self.control.own_name}: all_reduce", buffer)
+        plain.check_in_place(self.control, "all_reduce", buffer)
         key = ("all_reduce", type(buffer), buffer.shape, buffer.dtype, op, algorithm)
         like = (buffer, op, algorithm, timeout_seconds)
         self.bindings.call(key, self._bind_buffer, like, (buffer.reshape(-1),), timeout_seconds)
@@ -460,7 +460,7 @@ class Communicator:
             The array is not C-contiguous, or read-only on another rank than `root`; before any communication.
         """
         array = self._as_array(array)
-        plain.check_in_place(f"{self.control.own_name}: broadcast", array, is_written=self.rank != root)
+        plain.check_in_place(self.control, "broadcast", array, is_written=self.rank != root)
         key = ("broadcast", root, type(array), array.dtype, array.shape)
         self.bindings.call(key, self._arrays.bind_broadcast, (array, root, True), array, timeout_seconds)
 

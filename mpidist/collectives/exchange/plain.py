@@ -13,7 +13,7 @@ import numpy
 from mpidist import arrays
 from mpidist.collectives.reductions.plan import Bucket
 from mpidist.collectives.ways.executor import Executor
-from mpidist.runtime.control import Watch
+from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports.base import Transport
 
@@ -167,12 +167,15 @@ def checked_axis(array: Any, axis: int, name: str = "all_gather") -> int:
     return axis % array.ndim
 
 
-def check_in_place(name: str, array: Any, is_written: bool = True) -> None:
+def check_in_place(control: ControlChannel, verb: str, array: Any, is_written: bool = True) -> None:
     """Raise ValueError for an array that cannot be worked on in place.  Local."""
+    flags = array.flags
+    if flags.c_contiguous and not (is_written and not getattr(flags, "writeable", True)):  # devices' have no such flag
+        return
+    name = f"{control.own_name}: {verb}"
     if not array.flags.c_contiguous:
         raise ValueError(
             f"{name} works in place on C-contiguous arrays, got shape {array.shape} with strides {array.strides}; "
             "pass numpy.ascontiguousarray(array) and copy the result back"
         )
-    if is_written and not getattr(array.flags, "writeable", True):  # arrays on devices have no such flag
-        raise ValueError(f"{name} writes its result in place, got a read-only array; pass a copy of it")
+    raise ValueError(f"{name} writes its result in place, got a read-only array; pass a copy of it")

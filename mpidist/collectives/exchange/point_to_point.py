@@ -472,7 +472,7 @@ class PointToPoint:
 
     def is_ready(self, transfer: Transfer) -> bool:
         """Return whether a transfer is over; all others move on as well."""
-        with self._control.turnstile:
+        with self.turnstile:
             self._move_on()
             if transfer.watch is None:
                 transfer.watch = PeerWatch(self._ranks, transfer, self.standoffs)
