@@ -153,7 +153,7 @@ def _lines(columns: Any, ends: _Ends) -> bytes:
     kind, begin, end, call, part = columns
     numbers = [b'{"ph":"X","ts":', *_microseconds(begin), b',"dur":', *_microseconds(end - begin)]
     numbers += [b',"args":{"call":', *_whole(call), b',"part":', *_whole(part), b"},"]
-    widths = [len(each) if isinstance(each, bytes) else 3 for each in numbers]
+    widths = [len(each) if isinstance(each, bytes) else each.itemsize for each in numbers]
     table = numpy.empty(len(kind), [(f"{at}", f"S{width}") for at, width in enumerate(widths)])
     for at, each in enumerate(numbers):
         table[f"{at}"] = each
@@ -173,15 +173,22 @@ def _three_digits(first: str) -> Any:
 #: The last three digits of a number, and others.
 _LAST, _UPPER = _three_digits("  0"), _three_digits("   ")
 
+#: The same as the first digits of the longest number, by how many these are.
+_FIRST = [
+    {width: numpy.array([text[-width:] for text in digits.astype("U3")[1000:]], f"S{width}") for width in (1, 2, 3)}
+    for digits in (_LAST, _UPPER)
+]
+
 
 def _whole(values: Any) -> list[Any]:
-    """Return numbers as columns of three digits, with spaces in front."""
+    """Return numbers as columns of up to three digits, with spaces in front of all but the longest."""
     columns: list[Any] = []
     digits, left = _LAST, int(values.max())
-    while left or not columns:
+    while left >= 1000:
         above = values // 1000
         columns.append(digits[values - above * 1000 + 1000 * (above == 0)])
         values, digits, left = above, _UPPER, left // 1000
+    columns.append(_FIRST[bool(columns)][len(str(left))][values])
     return columns[::-1]
 
 

@@ -67,6 +67,7 @@ def _all_ways(communicator):
 def _by(way, communicator, monkeypatch):
     """Make one way the only one, and return the fused all-reduce by it."""
     monkeypatch.setattr(communicator, "way", lambda *args: way)
+    monkeypatch.setattr(communicator, "bindings", Bindings())  # or what is bound to another way would be found
     return Engine(communicator, algorithm=None if way.algorithm == "none" else way.algorithm)
 
 
@@ -449,6 +450,7 @@ def test_no_buffer_is_made_after_the_first_steps_of_an_update(communicator, monk
     problems = []
     for way in _all_ways(communicator):
         monkeypatch.setattr(communicator, "way", lambda *args, way=way: way)
+        monkeypatch.setattr(communicator, "bindings", Bindings())
         strategy = mpidist.MultiWorkerMirroredStrategy()
         with strategy.scope():
             variables = [mpidist.Variable(numpy.ones(shape, "f4")) for shape in [(1000, 700), (700,), (333, 100)]]

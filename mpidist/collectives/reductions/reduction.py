@@ -43,7 +43,7 @@ def one_step(
     if way.algorithm != "shared_memory" or len(plan.buckets) != 1:
         return None
     (only,) = plan.buckets
-    is_flat = len(only.offsets) == 2 or len(targets[0].offsets) == 2
+    is_flat = len(only.tensors) == 1 or targets[0].is_single
     where = None if is_flat and only.dtype == only.result else targets[0]
     return ranks.small((only.elements,) if shape is None else shape, only.dtype, plan.reduction, scale, where)
 

@@ -122,7 +122,7 @@ class DirectSum(BucketReduction):
         self._scale = scale
         # With that many elements a piece is added where it lies; one of another dtype is not.
         self._short = _SHORT_BYTES // work.itemsize if source == work else sources.elements + 1
-        self._is_flat = len(targets.offsets) == 2 and work == result
+        self._is_flat = targets.is_single and work == result
         longest = max(stop - start for start, stop in self.owned)
         self._sums, self._own = scratch.array((2, longest), work)
         self._filled = tuple(segments.filled_words[each] for each in others)

@@ -135,7 +135,7 @@ def bind_packed(
         Is told when tensors of the host are packed and handed out.
     """
     source, dtype, result = dtypes
-    is_flat = len(targets.offsets) == 2 and dtype == result
+    is_flat = targets.is_single and dtype == result
     memory = memory_of(kind)
 
     def packing(pieces: Pieces) -> Packing:
@@ -145,7 +145,7 @@ def bind_packed(
     own = cache(lambda: arrays.empty(elements, dtype, kind))
     work = own if arrays.is_device(kind) else partial(scratch.array, (elements,), dtype)
     is_apart &= is_flat
-    if not is_flat or (is_apart and (len(sources.offsets) > 2 or source != dtype)):
+    if not is_flat or (is_apart and (not sources.is_single or source != dtype)):
         work()  # before any call is begun: a rank that has no memory for it raises, and stays in step
     return PackedReduction(reduce, packing(sources), packing(targets), is_flat, elements, work, scale, is_apart)
 

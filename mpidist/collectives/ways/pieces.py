@@ -45,6 +45,7 @@ class Pieces:
     def __init__(self, offsets: Sequence[int]) -> None:
         self.offsets = tuple(offsets)
         self.elements = self.offsets[-1]
+        self.is_single = len(self.offsets) == 2  # then the tensor is the buffer
         self._found: dict[tuple[int, int], list[Piece]] = {}
         self._whole: dict[tuple[int, int], slice | None] = {}
 
