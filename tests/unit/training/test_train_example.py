@@ -253,6 +253,7 @@ sys.path.insert(0, sys.argv[1])
 import display
 with display.Progress(2, 10, 5, 0, True) as progress:
     progress.show(2, 0.5, "rank 1 is slow")
+    progress.show(4, 0.5, "rank 1 is slow")
 """
 
 
