@@ -24,7 +24,7 @@ from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch.backward import current_pass
 from mpidist.frameworks.torch.comparison import StepComparison
 from mpidist.frameworks.torch.gradients import GradientList
-from mpidist.frameworks.torch.tensors import array_of, is_flat, is_on_host
+from mpidist.frameworks.torch.tensors import array_of, is_dense, is_flat, is_on_host
 
 #: Arrays of so many bytes are told by sums of blocks of so many, with odd multiples of a number as weights.
 _LONG_BYTES, _BLOCK_BYTES, _WEIGHT = 1 << 16, 1 << 12, numpy.uint64(0x9E3779B97F4A7C15)
@@ -115,8 +115,11 @@ class Overlap:
             if gradient is not None and not _is_plain(gradient, parameter):
                 self._is_spoiled = True
                 return
-            values = numpy.zeros(parameter.shape, self._sums.buffers[index].dtype) if gradient is None else None
-            arrays.append(array_of(gradient) if values is None else values)
+            if gradient is None:
+                array = numpy.zeros(parameter.shape, self._sums.buffers[index].dtype)
+            else:
+                array = array_of(gradient)
+            arrays.append(array if array.flags.c_contiguous else array.copy(order="C"))
             sums.append(None if gradient is None else _check_sum(arrays[-1]))
         self._pieces[index].gather(0, self._pieces[index].elements, arrays, self._sums.buffers[index])
         self._copied.append(sums)
@@ -183,7 +186,8 @@ class Overlap:
             numpy.multiply(values, self._scale, out=values)
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-        array_of(parameter.grad).reshape(-1)[...] = values
+        array = array_of(parameter.grad)
+        array[...] = values.reshape(array.shape)
 
 
 def _hook_of(overlap: Overlap) -> Callable[[torch.Tensor], None]:
@@ -205,8 +209,8 @@ def _remove(handles: list[Any]) -> None:
 
 def _is_plain(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Return whether a gradient can be copied, and sums put in its place."""
-    is_dense = gradient.layout is torch.strided and gradient.dtype is parameter.dtype
-    return is_dense and is_on_host(gradient) and is_flat(gradient)
+    is_like = gradient.layout is torch.strided and gradient.dtype is parameter.dtype
+    return is_like and is_on_host(gradient) and (is_flat(gradient) or is_dense(gradient))
 
 
 def _has_changed(parameter: torch.Tensor, check_sum: int | None) -> bool:

@@ -135,6 +135,13 @@ def is_flat(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements fill a piece of memory, as they are, in any order of the axes."""
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True)).is_contiguous()
+
+
 def expanded_axes(tensor: torch.Tensor) -> list[int]:
     """Return the axes along which all elements lie in one place, as `expand` makes them."""
     return [axis for axis, stride in enumerate(tensor.stride()) if stride == 0 and tensor.shape[axis] > 1]
