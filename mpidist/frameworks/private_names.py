@@ -107,6 +107,11 @@ PRIVATE_NAMES = (
         f"{_KERAS}::test_what_an_optimizer_keeps_of_its_steps_and_its_learning_rate",
     ),
     PrivateName(
+        "keras.optimizers.Optimizer()._trainable_variables",
+        "slots on servers",
+        f"{_KERAS}::test_how_a_model_was_compiled_and_validates",
+    ),
+    PrivateName(
         "keras.Model()._initial_epoch",
         "resuming by BackupAndRestore",
         f"{_KERAS}::test_the_first_epoch_may_be_set_in_on_train_begin",
