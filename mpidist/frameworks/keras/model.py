@@ -248,7 +248,8 @@ def _predict_on_batch(self: Any, x: Any) -> Any:
 # -- what a step asks for ---------------------------------------------------------------------------------------------
 
 
-def _compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the loss of this replica's rows, of which the mean over replicas is that of the batch.  Local."""
     replica = replica_of(self)
     if replica is None or replica.share is None:
         return stock(self).compute_loss(*args, **kwargs)
@@ -353,7 +354,7 @@ _ON_EVERY_BACKEND: dict[str, Any] = {
     "test_on_batch": _test_on_batch,
     "__call__": _call,
     "predict_on_batch": _predict_on_batch,
-    "compute_loss": _compute_loss,
+    "compute_loss": compute_loss,
     "get_metrics_result": _get_metrics_result,
     "stop_training": property(_is_stopped, _vote),
     "load_weights": _load_weights,
