@@ -55,7 +55,7 @@ from mpidist.frameworks.torch.horovod_names import (
     size,
     synchronize,
 )
-from mpidist.frameworks.torch.losses import compute_average_loss
+from mpidist.frameworks.torch.distribution import compute_average_loss
 from mpidist.frameworks.torch.optimizer import DistributedOptimizer
 from mpidist.frameworks.torch.sampler import DistributedSampler
 
