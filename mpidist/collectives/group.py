@@ -48,7 +48,7 @@ class GroupCommunicator(Communicator):
 
     # -- on values whose shapes are the group's own affair ------------------------------------------------------------
 
-    def all_reduce_here(self, array: Any, op: str = "sum", timeout_seconds: float | None = None) -> Any:
+    def all_reduce_here(self, array: Any, op: str = "sum") -> Any:
         """Return an array reduced over the ranks of the group; groups may differ in its shape.
 
         Collective: every rank of every group calls it in the same order.
@@ -71,10 +71,10 @@ class GroupCommunicator(Communicator):
             bound = self.reduction(way, everything, everything, (work.dtype,) * 3, op, kind=work)
             bound.run(watch, (flat,), (flat,))
 
-        Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None, timeout_seconds)
+        Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None)
         return work.astype(array.dtype, copy=False)
 
-    def all_gather_here(self, array: Any, axis: int, timeout_seconds: float | None = None) -> Any:
+    def all_gather_here(self, array: Any, axis: int) -> Any:
         """Return the arrays of the ranks of the group, joined along `axis`; groups may differ in all lengths.
 
         Collective: every rank of every group calls it in the same order.
@@ -96,9 +96,9 @@ class GroupCommunicator(Communicator):
                 self._compare_shapes(name, array.dtype, others, watch)
             return plain.gather(self.transport, array, watch, axis)
 
-        return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None, timeout_seconds)
+        return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None)
 
-    def broadcast_here(self, array: Any, root: int, timeout_seconds: float | None = None) -> Any:
+    def broadcast_here(self, array: Any, root: int) -> Any:
         """Return the array of rank `root` of the group; what the others give, None included, does not matter.
 
         Collective: every rank of every group calls it in the same order, with the same `root`.
@@ -106,7 +106,7 @@ class GroupCommunicator(Communicator):
         if array is not None:
             array = self._arrays.checked(array)
         call = Call(f"broadcast(root={root}) inside replicas")
-        return Once(self, call, lambda watch: self._from_root(root, array, watch))(None, timeout_seconds)
+        return Once(self, call, lambda watch: self._from_root(root, array, watch))(None)
 
     def _from_root(self, root: int, array: Any, watch: Watch) -> Any:
         """Return the array of `root`; the others learn its shape first."""

@@ -34,11 +34,6 @@ class Placement:
         self._placed += counts
         self._nbytes[server] += nbytes
 
-    @property
-    def bytes_by_server(self) -> tuple[int, ...]:
-        """How many bytes each server holds."""
-        return tuple(self._nbytes)
-
 
 def shard_offsets(rows: int, shards: int) -> list[int]:
     """Return the first row of every shard, and `rows` at the end: as even as can be, longer ones first."""

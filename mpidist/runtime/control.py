@@ -201,10 +201,6 @@ class ControlChannel:
         """Return a watch over waits that belong to no numbered call."""
         return Watch(self, what, timeout_seconds, 0)
 
-    def call_watch(self, what: str) -> Watch:
-        """Return a watch over further waits for the call that this rank has posted last."""
-        return Watch(self, what, None, self.call)
-
     # -- what this rank says ----------------------------------------------------------------------------------------
 
     def fail(self, text: str, tell: bool = True) -> None:

@@ -90,7 +90,8 @@ class MissedCalls:
     def _close(self, join: Join) -> None:
         """Wait until all ranks have come to the call that this rank posted last."""
         control = self._control
-        watch = control.call_watch("the function given to `run` raised on this rank; its next collective")
+        what = "the function given to `run` raised on this rank; its next collective"
+        watch = Watch(control, what, None, control.call)
         if control.arbiter is not None:
             join(watch)
         else:
