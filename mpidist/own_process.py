@@ -24,13 +24,11 @@ class Handler:
 
     Parameters
     ----------
-    number : signal.Signals
     handle : callable
         ``handle(number, frame)``
 
     Attributes
     ----------
-    number : signal.Signals
     previous : callable, int or None
         The handler before this one.
     """

@@ -107,8 +107,6 @@ class EarlySums(Bound):
 
     Parameters
     ----------
-    ranks : Communicator
-    plan : Plan
     number : int
         Of the list, the same on all ranks.  See `early_plan`.
     call : Call

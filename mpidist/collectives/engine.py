@@ -231,9 +231,6 @@ class Recent:
 
     Parameters
     ----------
-    ranks : Communicator
-    op : str
-    timeout_seconds : float or None
     is_packed : bool
         Whether results are given as they were packed.
     """

@@ -37,9 +37,7 @@ class ChiefResult(NamedTuple):
 
 
 def from_chief(communicator: Communicator, fn: Callable[[], Any], what: str) -> ChiefResult:
-    """Call a function on the chief, rank 0, and return on all ranks what became of it.
-
-    Collective: every rank calls it in the same order.
+    """Call a function on the chief, rank 0, and return on all ranks what became of it.  Collective.
 
     Parameters
     ----------

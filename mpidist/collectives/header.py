@@ -52,10 +52,6 @@ class Header:
         """Return the least digest of the call of `watch` over all ranks, and the least of the complements.
 
         Collective: every rank calls it in the same order, when it has posted the call.
-
-        Raises
-        ------
-        TransportTimeoutError, RankFailedError
         """
         self._control.gather(watch)
         flags, (call, first, second) = self._flags, self._words

@@ -33,14 +33,11 @@ class Replicas:
 
     Parameters
     ----------
-    communicator : Communicator
     extended : StrategyExtended, optional
         Of the strategy whose replicas these are, which may reduce in a way of its own.
 
     Attributes
     ----------
-    communicator : Communicator
-    rank, size : int
     kept : dict
         By name: what adapters keep of these ranks, as long as they are there.
     """
@@ -61,13 +58,10 @@ class Replicas:
     def bind(
         self, arrays: Sequence[Any], op: str, names: Sequence[str], compression: Compression | None = None
     ) -> BoundAllReduce:
-        """Return the all-reduce of lists like this one, to new arrays.
-
-        Collective: every rank calls it in the same order.
+        """Return the all-reduce of lists like this one, to new arrays.  Collective.
 
         Parameters
         ----------
-        arrays : sequence of array
         op : str
             ``"sum"`` or ``"mean"``; without a compression also ``"min"``, ``"max"`` or ``"prod"``.
         names : sequence of str
@@ -85,15 +79,10 @@ class Replicas:
     def bind_in_place(
         self, op: str, signatures: Sequence[Signature], compression: Compression | None = None, kind: Any = None
     ) -> InPlace:
-        """Return what reduces lists of such arrays in place; operations and compression as for `bind`.
-
-        Collective: every rank calls it in the same order.
+        """Return what reduces lists of such arrays in place; operations and compression as for `bind`.  Collective.
 
         Parameters
         ----------
-        op : str
-        signatures : sequence of (name, dtype, shape)
-        compression : Compression, optional
         kind : array, optional
             An array of the kind that will be reduced; by default they are NumPy's.
         """
@@ -166,9 +155,7 @@ class Replicas:
             self.communicator.check(self.communicator.call(what, signatures))
 
     def shares_of(self, weight: float) -> float | None:
-        """Return this rank's part of the weights of all ranks; None where all weigh the same.
-
-        Collective: every rank calls it in the same order.
+        """Return this rank's part of the weights of all ranks; None where all weigh the same.  Collective.
 
         Raises
         ------
@@ -178,10 +165,7 @@ class Replicas:
         return _share(self._of_all(weight, "(weights of the ranks)"), self.rank)
 
     def own_part(self, length: int) -> slice:
-        """Return where this rank's elements are among those of all ranks, in rank order.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return where this rank's elements are among those of all ranks, in rank order.  Collective."""
         first = int(self._of_all(length, "(lengths of the ranks)")[: self.rank].sum())
         return slice(first, first + length)
 

@@ -57,7 +57,6 @@ class Stage:
 
     Attributes
     ----------
-    length : int, math.inf or None
     indexed : bool
         Whether `at` and `gather` work.
     batched : bool

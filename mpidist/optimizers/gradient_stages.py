@@ -70,7 +70,6 @@ class GradientStages:
         ----------
         gradients : sequence of array
             What may differ from 0 in each; not looked at unless stages `look_at_gradients`.
-        variables : sequence of Variable
         scale : float
             What they are multiplied by, besides the `factor`.
         """

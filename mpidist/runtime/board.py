@@ -63,7 +63,6 @@ class StatusBoard:
 
     Parameters
     ----------
-    memory : writable buffer of `StatusBoard.nbytes` (size) bytes, zero where nobody has written
     size : int
         How many ranks it has; methods know each by its `index`.
     """

@@ -75,8 +75,6 @@ class ControlChannel:
         can do without none.
     duties : dict of int to (str, str)
         By rank that has a duty: its title, such as "ps 1", and the cure when the rank has died.
-    attendance : Attendance
-    failures : Failures
     missed : MissedCalls
         The calls that this rank, or others, do not make because the function given to `run` raised there.
     broken : MpidistError or None

@@ -25,7 +25,6 @@ class Watch:
 
     Parameters
     ----------
-    control : ControlChannel
     what : str
         What is waited for, for messages.
     timeout_seconds : float or None

@@ -26,7 +26,6 @@ class CheckpointResult(NamedTuple):
 
     Attributes
     ----------
-    path : Path
     logs : dict
         Loss and metrics, by name.
     """

@@ -91,7 +91,6 @@ class SharedSegments:
         ``places[index][rank]``.
     boxes : array, shape (size, bytes), uint8
         By rank: what it has for messages to single ranks, as long as a segment or longer.
-    flags : memoryview of 64-bit words
     filled_words, reduced_words : tuple of int
         By rank: where in `flags` the last turn stands that the rank has filled, or reduced.
     taken_words : tuple of int

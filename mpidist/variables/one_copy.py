@@ -47,13 +47,10 @@ class OneCopy:
         self._block, self._used = numpy.empty(0, numpy.uint8), 0
 
     def empty(self, shape: Sequence[int], dtype: Any, what: str) -> Any:
-        """Return an array that all ranks see, with anything in it.
-
-        Collective: every rank calls it in the same order.
+        """Return an array that all ranks see, with anything in it.  Collective.
 
         Parameters
         ----------
-        dtype : dtype
         what : str
             What it is for, in messages.
 
@@ -91,9 +88,7 @@ class OneCopy:
 
     @contextmanager
     def changes(self, call: Call, variables: Sequence[Any]) -> Iterator[None]:
-        """Let the code inside change arrays: no rank reads meanwhile, and all go on when all have done.
-
-        Collective: every rank calls it in the same order.
+        """Let the code inside change arrays: no rank reads meanwhile, and all go on when all have done.  Collective.
 
         Parameters
         ----------

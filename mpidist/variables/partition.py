@@ -14,7 +14,6 @@ def part_of(array: Any, partition_dimensions: Sequence[int], index: int) -> Any:
 
     Parameters
     ----------
-    array : array
     partition_dimensions : sequence of int
         How many parts to cut each axis into.
     index : int

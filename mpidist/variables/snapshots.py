@@ -83,7 +83,6 @@ class Snapshot:
 
         Parameters
         ----------
-        array : array
         moment : int
             Another one before each change of the array, and after it: while it is written, another thread may read.
         """

@@ -50,12 +50,8 @@ class Transfer(Handle):
 
     Attributes
     ----------
-    peer : int
-    timeout_seconds : float or None
     sends : bool
         Whether it is a send.
-    is_over : bool
-    result : array or None
     watch : PeerWatch or None
         Of those who ask whether it is ready.
     """
@@ -356,18 +352,12 @@ class _Incoming(_Side):
 class PointToPoint:
     """The messages between pairs of ranks, for one rank.
 
-    Parameters
-    ----------
-    ranks : Communicator
-
     Attributes
     ----------
-    heads, bodies : Transport
     targets, sources : dict
         By rank, what goes to it, and what comes from it.
     turnstile : BaseTurnstile
         What every call of this rank goes through.
-    standoffs : PeerStandoffs
     is_behind : bool
         Whether a message has come from a later step than that in which this rank waits.
     """

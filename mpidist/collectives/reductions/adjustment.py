@@ -142,7 +142,6 @@ def adjusted(
     ----------
     reduce : callable
         ``reduce(arrays)`` returns the reduced arrays.  Collective.
-    examples : sequence of array
     """
     if adjustment == AS_IT_IS:
         return reduce

@@ -48,7 +48,6 @@ class GradientBuffers:
     ----------
     ranks : Communicator
         Of ranks that share memory.
-    signatures : sequence of (name, dtype, shape)
 
     Raises
     ------
@@ -104,9 +103,7 @@ class GradientBuffers:
         return not self._dead and list(map(id, tensors)) == self._ids
 
     def reduced(self, op: str, timeout_seconds: float | None) -> list[Any]:
-        """Return the buffers reduced over all ranks, as arrays to be read.
-
-        Collective: every rank calls it in the same order.
+        """Return the buffers reduced over all ranks, as arrays to be read.  Collective.
 
         Raises
         ------

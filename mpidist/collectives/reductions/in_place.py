@@ -35,13 +35,12 @@ def bind_in_place(
     timeout_seconds: float | None = None,
     kind: Any = None,
 ) -> Bound:
-    """Return what reduces lists of such arrays in place, to be called any number of times.
+    """Return what reduces lists of such arrays in place, to be called any number of times.  Collective.
 
-    Collective: every rank calls it in the same order.  Calls compare names, dtypes and shapes.
+    Calls compare names, dtypes and shapes.
 
     Parameters
     ----------
-    signatures : sequence of (name, dtype, shape)
     op : str
         ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
     algorithm : str, optional

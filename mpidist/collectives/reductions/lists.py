@@ -84,7 +84,6 @@ def bind_list(
 
     Parameters
     ----------
-    tensors : sequence of array
     in_memory_order : bool
         Whether a tensor may be taken in the order in which its axes lie in memory.
     any_strides : bool

@@ -59,8 +59,6 @@ class Plan:
     ----------
     op : str
         ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
-    signatures : tuple of Signature
-    buckets : tuple of Bucket
     """
 
     op: str

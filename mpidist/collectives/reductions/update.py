@@ -39,7 +39,6 @@ class Slice(NamedTuple):
         Positions of the bucket's tensors in the list.
     pieces : Pieces
         Where they lie in the bucket.
-    dtype : numpy.dtype
     owned : list of (start, stop)
         In ascending order.
     """
@@ -60,10 +59,8 @@ class FusedUpdate(NamedTuple):
 
     Attributes
     ----------
-    communicator : Communicator
     algorithm : str, optional
         As in `Communicator.all_reduce`.
-    timeout_seconds : float, optional
     in_one_copy : bool
         Whether the parameters are arrays that all ranks see: what one rank has updated is there for the others.
     """
@@ -109,7 +106,7 @@ class FusedUpdate(NamedTuple):
     def gather(self, part: Slice, values: Any) -> Any:
         """Return what the ranks have for their slices of a bucket, as one flat array; `values` are those of this rank.
 
-        Collective: every rank calls it in the same order.
+        Collective.
         """
         ranks, whole = self.communicator, numpy.zeros(part.pieces.elements, values.dtype)
         if ranks.topology.node_of[ranks.rank] == 0:  # on other nodes others own the same
@@ -163,24 +160,15 @@ class PlannedUpdate:
         on_begin: Callable[[], None],
         timeout_seconds: float | None,
     ) -> None:
-        """Sum the gradients over the ranks and put new parameters in place.
-
-        Collective: every rank calls it in the same order.
+        """Sum the gradients over the ranks and put new parameters in place.  Collective.
 
         Parameters
         ----------
-        gradients : sequence of array
-        parameters : sequence of array, C-contiguous, modified in place
         transforms : sequence of callable
             By bucket: ``transform(start, values)`` gets summed gradients that this rank owns, from element `start` of
             the bucket on, and updates its own parameters there.
         on_begin : callable
             Called when all ranks have come, before anything is changed.
-        timeout_seconds : float or None
-
-        Raises
-        ------
-        CollectiveMismatchError, TransportTimeoutError, RankFailedError
         """
         buffers = self._ranks.in_shared_memory.get(id(gradients[0]))
         if buffers is not None and buffers.holds(gradients):

@@ -81,10 +81,6 @@ class Pipeline(Protocol):
         transform : callable, optional
             Called once for each of the `owned` spans that is not empty, in order, when it is reduced; those are not
             taken then, since who has changed them has them already.
-
-        Raises
-        ------
-        TransportTimeoutError, RankFailedError
         """
 
 

@@ -150,7 +150,6 @@ class StagedArray(ArrayBound):
 
     Parameters
     ----------
-    like : array
     axis : int, optional
         In the length of this axis arrays may differ.
     inner : ArrayBound

@@ -33,7 +33,6 @@ class Turn(NamedTuple):
 
     Attributes
     ----------
-    send, receive : (start, stop) or None
     reduce : bool
         Whether the received segment is reduced into the buffer, or has replaced what was there.
     last : bool
@@ -202,12 +201,7 @@ class Executor:
 
 
 class Progress:
-    """A run of an executor that moves on when it is polled, and never waits.
-
-    Attributes
-    ----------
-    done : bool
-    """
+    """A run of an executor that moves on when it is polled, and never waits."""
 
     __slots__ = ("done", "_waits", "_transport", "_pendings")
 
@@ -259,10 +253,8 @@ class _Action(NamedTuple):
     ----------
     received : (where, rank) or None
         Into which piece of memory, or into which span of the buffer.
-    sent : (span, rank) or None
     reduced : (piece, span, is_below) or None
         What was received before, what it is reduced with, and whether it comes from a rank below this one.
-    reduce : callable
     """
 
     received: tuple[Any, int] | None

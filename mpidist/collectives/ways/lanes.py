@@ -60,10 +60,8 @@ class Lanes:
 
     Attributes
     ----------
-    shards : int
     local_rank, local_size : int
         Of this rank, on its node.
-    node_count : int
     lane_bytes : int
         The longest shard there is room for.
     mine : tuple of Lane

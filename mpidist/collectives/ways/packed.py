@@ -24,8 +24,6 @@ class Replay(Protocol):
 
         Parameters
         ----------
-        watch : Watch
-        buffer : array, shape (n,), contiguous
         source : array, shape and dtype of the buffer, optional
             This rank's values, unchanged; by default they are in the buffer.
         """
@@ -36,7 +34,6 @@ class PlainPacking:
 
     Parameters
     ----------
-    pieces : Pieces
     observer : Observer
         Is told when they are packed and handed out.
     """
@@ -122,7 +119,6 @@ def bind_packed(
         Of flat buffers.
     kind : array
         An empty one of the kind that is reduced.
-    sources, targets : Pieces
     dtypes : sequence of three dtypes
         Of the sources, of what is added, and of the targets.
     scale : float or None

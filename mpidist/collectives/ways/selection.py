@@ -120,7 +120,6 @@ class Facts:
 
     Attributes
     ----------
-    topology : Topology
     native : tuple of str
         Collectives that the transport has of its own.
     has_segments : bool

@@ -70,11 +70,8 @@ class SegmentAllReduce(BucketReduction):
 
     Parameters
     ----------
-    segments : SharedSegments
     rank : int
         Of this process, among those that share the segments.
-    shape : tuple of int
-    dtype : numpy.dtype
     op : str
         ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
     scale : float, optional

@@ -48,10 +48,8 @@ def given(results: Sequence[Any], dtypes: Sequence[Any], placements: Sequence[An
 
     Parameters
     ----------
-    results : sequence of array
     dtypes : sequence of dtype
         Of what is returned.
-    placements : sequence of Sharding or None
     """
     from mpidist.device import foreign
 

@@ -84,7 +84,6 @@ def put(arrays: list[Any], placements: list[Any]) -> list[Any]:
 
     Parameters
     ----------
-    arrays : list of array
     placements : list of Sharding or None
         One for each; None leaves it to JAX.
     """

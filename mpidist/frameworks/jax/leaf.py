@@ -25,8 +25,6 @@ class LeafKind(NamedTuple):
     ----------
     type : type
         `jax.Array`, or the leaf's own.
-    dtype : dtype
-    shape : tuple of int
     placement : Sharding or None
         Of an array of JAX.
     is_weak : bool
@@ -50,7 +48,6 @@ class Leaf(Protocol):
     ----------
     dtype : numpy.dtype
         Of the host array.
-    shape : tuple of int
     has_sum : bool
         Whether values are numbers that can be added up.
     placement : Sharding or None
@@ -101,7 +98,6 @@ def leaf_of(kind: LeafKind, name: str, what: str) -> Leaf:
 
     Parameters
     ----------
-    kind : LeafKind
     name : str
         The leaf's path in its tree, for messages.
     what : str

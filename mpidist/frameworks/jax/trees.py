@@ -33,7 +33,6 @@ class TreeKind:
     ----------
     names : list of str
         The path of each leaf, such as ``layers/0/w``.
-    leaves : list of Leaf
     """
 
     def __init__(self, tree: Any, what: str) -> None:
@@ -82,7 +81,6 @@ class Results:
 
     Parameters
     ----------
-    leaves : sequence of Leaf
     dtypes : sequence of dtype
         In which the results are computed.
     """

@@ -67,15 +67,10 @@ def broadcast_tensors(
     is_checked: bool = False,
     what: str = "broadcast_parameters",
 ) -> None:
-    """Give all replicas the tensors of rank `root`, in place.
-
-    Collective: every rank calls it in the same order.
+    """Give all replicas the tensors of rank `root`, in place.  Collective.
 
     Parameters
     ----------
-    replicas : Replicas
-    named : sequence of (name, tensor)
-    root : int
     is_checked : bool
         Whether they have been compared already.
     what : str

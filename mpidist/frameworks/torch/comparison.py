@@ -41,7 +41,7 @@ _ADVICE = (
 def check_alike(replicas: Replicas, what: str, named: Sequence[Named]) -> None:
     """Raise CollectiveMismatchError on all ranks unless all have such tensors; the first that differs is named.
 
-    Collective: every rank calls it in the same order.
+    Collective.
     """
     replicas.check(what, [described(name, tensor) for name, tensor in named])
     if shapeless := [name for name, tensor in named if _is_shapeless(tensor)]:
@@ -54,7 +54,7 @@ def check_alike(replicas: Replicas, what: str, named: Sequence[Named]) -> None:
 def check_equal(replicas: Replicas, what: str, named: Sequence[Named]) -> None:
     """Raise CollectiveMismatchError on all ranks unless all have the same values in new parameters; names one.
 
-    Collective: every rank calls it in the same order.
+    Collective.
     """
     check_alike(replicas, f"{what}: new parameters", named)
     if replicas.size == 1:
@@ -100,7 +100,6 @@ class StepComparison:
 
     Parameters
     ----------
-    replicas : Replicas
     named : callable
         ``named()`` returns the (name, parameter) pairs that there are now.
     every : int
@@ -157,10 +156,7 @@ class StepComparison:
         return [each for name, groups in named for each in groups.facts(name)], _ADVICE
 
     def compare_groups(self, bound: Any = None) -> None:
-        """Have the hyperparameters compared with a bound collective; where it cannot, compare them now.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Have the hyperparameters compared with a bound collective; where it cannot, compare them now.  Collective."""
         if self._replicas.size == 1:
             self._noted.clear()
             return
@@ -175,7 +171,7 @@ class StepComparison:
     def compare_parameters(self) -> None:
         """Compare the parameters, if it is time to; what differs in a backward pass may be alike behind the step.
 
-        Collective: every rank calls it in the same order.
+        Collective.
 
         Raises
         ------

@@ -36,7 +36,6 @@ def array_of(tensor: torch.Tensor, dtype: numpy.dtype[Any], is_kept: bool = True
 
     Parameters
     ----------
-    tensor : tensor
     dtype : numpy.dtype
         What the tensor's elements are.
     is_kept : bool

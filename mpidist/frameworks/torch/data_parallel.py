@@ -256,13 +256,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
 
 class BufferBroadcast:
-    """Gives all replicas the buffers of rank 0's module, such as the moving averages of batch normalization.
-
-    Parameters
-    ----------
-    replicas : Replicas
-    module : torch.nn.Module
-    """
+    """Gives all replicas the buffers of rank 0's module, such as the moving averages of batch normalization."""
 
     def __init__(self, replicas: Replicas, module: torch.nn.Module) -> None:
         self._replicas, self._module = replicas, module
@@ -278,8 +272,5 @@ class BufferBroadcast:
 
 
 def broadcast_module(replicas: Replicas, module: torch.nn.Module, root: int = 0) -> None:
-    """Give all replicas the parameters and buffers of rank `root`'s module.
-
-    Collective: every rank calls it in the same order.
-    """
+    """Give all replicas the parameters and buffers of rank `root`'s module.  Collective."""
     broadcast_tensors(replicas, [*module.named_parameters(), *module.named_buffers()], root)

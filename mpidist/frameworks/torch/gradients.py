@@ -40,9 +40,6 @@ class GradientList:
 
     Parameters
     ----------
-    replicas : Replicas
-    names : sequence of str
-    parameters : sequence of Parameter
     sparse : frozenset of int
         The parameters that are known to have sparse gradients, by number.
     sparse_as_dense : bool
@@ -114,7 +111,7 @@ class GradientList:
     def reduce(self, op: str, scale: float | None = None, compared: StepComparison | None = None) -> frozenset[int]:
         """Reduce the gradients in place, and return the numbers of those that were found to be sparse on some replica.
 
-        Collective: every rank calls it in the same order.
+        Collective.
 
         Parameters
         ----------

@@ -17,7 +17,6 @@ class Joining:
 
     Parameters
     ----------
-    replicas : Replicas
     is_strict : bool
         Whether a replica that has run out is an error on all.
     by_all : bool

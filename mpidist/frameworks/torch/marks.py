@@ -40,12 +40,7 @@ class MarkState(Enum):
 
 
 class GradientMarks:
-    """Marks gradients of the smallest parameters that have one, or those of all.
-
-    Parameters
-    ----------
-    parameters : sequence of Parameter
-    """
+    """Marks gradients of the smallest parameters that have one, or those of all."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = sorted(parameters, key=torch.numel)

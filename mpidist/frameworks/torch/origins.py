@@ -68,7 +68,6 @@ class GradientOrigins:
 
         Parameters
         ----------
-        parameter : Parameter
         is_inside : bool
             Whether another pass is going on, or was broken off.
         """

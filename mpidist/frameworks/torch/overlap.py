@@ -38,8 +38,6 @@ class Overlap:
 
     Parameters
     ----------
-    replicas : Replicas
-    gradients : GradientList
     plan : Plan
         Of its signatures in reverse order.
     number : int
@@ -49,7 +47,6 @@ class Overlap:
 
     Attributes
     ----------
-    gradients : GradientList
     has_taken : bool
         Whether the last reduction has taken what was begun.
     is_over : bool

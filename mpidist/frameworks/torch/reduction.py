@@ -80,7 +80,6 @@ class GradientReduction:
 
     Parameters
     ----------
-    replicas : Replicas
     named : callable
         ``named()`` returns the (name, parameter) pairs that there are now, in the same order on all ranks.
     op : str
@@ -91,14 +90,11 @@ class GradientReduction:
         How many backward passes are accumulated before gradients are reduced.
     staging : str, optional
         ``"host"`` has tensors of a device pass through host memory.
-    sparse_as_dense : bool
-    compression : Compression, optional
     overlaps : bool
         Whether reductions may be begun in the backward pass.
 
     Attributes
     ----------
-    compression : Compression or None
     rows : float or None
         How many rows the loss of this replica is the mean of.  Then the mean over replicas, of which all say it, is
         weighted by rows.  It holds for the next reduction.
@@ -301,9 +297,9 @@ class GradientReduction:
         self._steps = 0
 
     def reduce(self, given: _Given = _Given(), is_at_end: bool = False) -> None:
-        """Reduce the gradients, whatever has been done before.
+        """Reduce the gradients, whatever has been done before.  Collective.
 
-        Collective: every rank calls it in the same order.  `is_at_end` says that a pass has given all of them.
+        `is_at_end` says that a pass has given all of them.
         """
         if self.joining is not None and not given.is_joined:
             self.joining.announce(GRADIENTS)
@@ -465,10 +461,7 @@ class GradientReduction:
             )
 
     def reduced_loss(self, loss: float) -> float:
-        """Return the loss of all replicas, reduced as the gradients were last.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return the loss of all replicas, reduced as the gradients were last.  Collective."""
         op, scale = self._last
         value = numpy.array([loss if scale is None else loss * scale if scale else 0.0], numpy.float64)
         self.replicas.reduce(op, [value], "loss")

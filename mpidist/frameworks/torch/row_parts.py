@@ -16,7 +16,6 @@ class RowParts:
 
     Parameters
     ----------
-    replicas : Replicas
     owner : str
         What it belongs to, for messages.
     """
@@ -35,9 +34,7 @@ class RowParts:
             self._rows.append(rows)
 
     def part(self, rows: float) -> float:
-        """Return this replica's part of the rows, and forget the passes.
-
-        Collective: every rank calls it in the same order.
+        """Return this replica's part of the rows, and forget the passes.  Collective.
 
         Raises
         ------

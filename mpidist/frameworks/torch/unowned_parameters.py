@@ -23,7 +23,6 @@ class UnownedParameters:
 
     Parameters
     ----------
-    module : torch.nn.Module
     prefix : str
         What stands before names in messages.
     is_owned : callable

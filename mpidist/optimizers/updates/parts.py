@@ -24,7 +24,6 @@ def update_part(
     ----------
     gradient : array or IndexedSlices with each row once
         Of the whole variable.
-    variable : DistributedVariable
     slots : list of array
         Whole ones, flat.
     start, stop : int

@@ -201,8 +201,6 @@ class _Block(NamedTuple):
     ----------
     where : slice
         In the gradients.
-    parameter : array
-    slots, scratch : list of array
     member : int
         Of which variable.
     """

@@ -22,7 +22,6 @@ class Updates(abc.ABC):
 
         Parameters
         ----------
-        stages : GradientStages
         pairs : sequence of (gradient, variable)
             As given to `Optimizer.apply_gradients`, not looked at yet.
         """
@@ -46,11 +45,8 @@ class Updates(abc.ABC):
 
         Parameters
         ----------
-        rule : Rule
         stages : GradientStages
             Those between the sum and the rule.
-        gradients : list of array or IndexedSlices
-        listed : VariableList
         are_sums : bool
             Do not sum.
         scale : float

@@ -37,8 +37,6 @@ class Run(NamedTuple):
     ----------
     where : slice
         In the packed gradients.
-    parameter : array
-    slots : list of array
     member : int
         The position of the first of them in the list.
     """
@@ -52,14 +50,8 @@ class Run(NamedTuple):
 class VariableList:
     """Some variables, in an order.
 
-    Parameters
-    ----------
-    variables : sequence of Variable
-
     Attributes
     ----------
-    variables : list of Variable
-    names : list of str
     has_copies : bool
         Whether this rank has a copy of its own of each.
     is_packed : bool

@@ -28,10 +28,6 @@ _TURNS = [name for name in vars(Callback) if name.startswith("on_")]
 class CallbackOfKeras(Callback):
     """Calls a callback of Keras at its turns; what Keras calls the model is the trainer.
 
-    Parameters
-    ----------
-    callback : keras.callbacks.Callback
-
     Raises
     ------
     TypeError

@@ -20,10 +20,6 @@ VARIABLES, POSITION = "variables", "training"
 class BuiltModel:
     """The model of one mode under one strategy.
 
-    Parameters
-    ----------
-    strategy : Strategy
-
     Attributes
     ----------
     model : Model

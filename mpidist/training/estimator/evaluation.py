@@ -19,10 +19,8 @@ class ModelEvaluation:
 
     Parameters
     ----------
-    built : BuiltModel
     steps : int or None
         Batches of each replica; None is all.
-    hooks : sequence of SessionRunHook
     """
 
     def __init__(self, built: BuiltModel, steps: int | None, hooks: Sequence[SessionRunHook]) -> None:

@@ -18,10 +18,6 @@ class Saver:
 
     Collective: every rank makes it in the same order.
 
-    Parameters
-    ----------
-    directory : Path
-
     Raises
     ------
     CheckpointError

@@ -31,8 +31,6 @@ class StepBatches:
 
     Parameters
     ----------
-    input_fn : callable
-    strategy : Strategy
     named : mapping
         What `input_fn` may ask for by the names of its parameters, besides ``input_context``.
     read : StepPosition
