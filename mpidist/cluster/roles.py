@@ -53,16 +53,7 @@ def parse_roles(text: str, size: int) -> tuple[Task, ...]:
     """Return the task of every rank, from a list such as ``"chief:1,worker:*,ps:2"``.  Local.
 
     Ranks take the roles in the order written.  A role without a number is one rank; ``*``, once, is all that are left.
-
-    Parameters
-    ----------
-    size : int
-        The number of ranks.
-
-    Raises
-    ------
-    ValueError
-        An unknown role, a number that cannot be read, two chiefs or evaluators, or not `size` ranks in all.
+    ValueError for an unknown role, a number that cannot be read, two chiefs or evaluators, or not `size` ranks in all.
     """
     entries = [_entry(entry, text) for entry in text.split(",")]
     rest = size - sum(count for _, count in entries if count is not None)

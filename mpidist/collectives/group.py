@@ -29,14 +29,7 @@ class GroupCommunicator(Communicator):
     """The collectives of the ranks of one group.
 
     Collective: every rank of `whole` makes one, in the same order.  Its methods are collective over all ranks too: each
-    calls them in its own group.
-
-    Parameters
-    ----------
-    whole : Communicator
-        Of the world.
-    members : sequence of int
-        The ranks of this rank's group, ascending.
+    calls them in its own group.  `members`, ascending, are the ranks of this rank's group.
     """
 
     def __init__(self, whole: Communicator, members: Sequence[int]) -> None:
@@ -51,12 +44,8 @@ class GroupCommunicator(Communicator):
     def all_reduce_here(self, array: Any, op: str = "sum") -> Any:
         """Return an array reduced over the ranks of the group; groups may differ in its shape.
 
-        Collective: every rank of every group calls it in the same order.
-
-        Raises
-        ------
-        CollectiveMismatchError
-            The ranks of a group gave arrays of different shapes; raised in that group.
+        Collective: every rank of every group calls it in the same order.  CollectiveMismatchError in a group whose
+        ranks gave arrays of different shapes.
         """
         array = self._arrays.checked(array, op)
         work = arrays.empty(array.shape, arrays.wire_dtype(array.dtype), array)
@@ -77,14 +66,8 @@ class GroupCommunicator(Communicator):
     def all_gather_here(self, array: Any, axis: int) -> Any:
         """Return the arrays of the ranks of the group, joined along `axis`; groups may differ in all lengths.
 
-        Collective: every rank of every group calls it in the same order.
-
-        Raises
-        ------
-        ValueError
-            A scalar, or `axis` out of range.
-        CollectiveMismatchError
-            The arrays of a group do not fit together; raised in that group.
+        Collective: every rank of every group calls it in the same order.  CollectiveMismatchError in a group whose
+        arrays do not fit together; ValueError for a scalar, or an `axis` out of range.
         """
         array = self._arrays.checked(array)
         axis = plain.checked_axis(array, axis)

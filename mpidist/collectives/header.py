@@ -26,14 +26,8 @@ _ALL_ONES = 0xFFFFFFFFFFFFFFFF
 class Header:
     """The digests of all ranks in one call, as the least d and the least ~d of them.
 
-    Parameters
-    ----------
-    segments : SharedSegments
-        Of the ranks of this node.
-    control : ControlChannel
-        Its board has the ranks of this node, and no others.
-    transport : Transport
-        Over the whole world; it has channels.
+    `segments` and the board of `control` are of the ranks of this node, and of no others; `transport` is over the whole
+    world, and has channels.
     """
 
     def __init__(

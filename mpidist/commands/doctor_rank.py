@@ -66,14 +66,8 @@ print("yes" if bool((there == back).all()) else "wrong values")
 def observe(folder: str, mpi: str, asks_mpi: bool) -> Observation:
     """Return what this process sees.  Local.
 
-    Parameters
-    ----------
-    folder : str
-        For checkpoints.
-    mpi : str
-        Vendor and version of MPI, as far as they are known.
-    asks_mpi : bool
-        Whether MPI is asked about arrays in GPU memory, in a child process.
+    `folder` is that for checkpoints, `mpi` the vendor and version of MPI, as far as they are known.  With `asks_mpi` a
+    child process asks MPI about arrays in GPU memory.
     """
     cores, h5py = visible_cores(), find_h5py()
     has_driver = may_see_gpus(is_installed=lambda package: True)

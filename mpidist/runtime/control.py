@@ -158,10 +158,8 @@ class ControlChannel:
     def meet(self, watch: Watch) -> bool:
         """Wait until every rank of the board has come to this call; return whether all digests are the same.
 
-        Raises
-        ------
-        RemoteReplicaError
-            A rank misses this call because the function given to `run` raised there; all ranks that come raise this.
+        RemoteReplicaError, on all ranks that come, where a rank misses this call because the function given to `run`
+        raised there.
         """
         words, call = self._words, watch.call
         peers = self._peer_words[call & 1]

@@ -1,4 +1,4 @@
-"""The cluster that the ranks of MPI's world are."""
+"""The cluster that the ranks of MPI's world are; also that of `TPUStrategy`, as there are no TPUs behind it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ place_fns: list[Callable[[], tuple[int, Sequence[str]] | None]] = []
 
 #: MPI, where it was started here and not by the program.
 _started: list[Any] = []
+
+#: Names that mean "what I was started on".
+_LOCAL = (None, "", "local")
 
 #: So long the other tasks leave it to the first one, whose launcher may end them when it has spoken.
 _PATIENCE_SECONDS = 2.0
@@ -98,6 +101,36 @@ class MPIClusterResolver(ClusterResolver):
         return ClusterSpec(jobs)
 
 
+class TPUClusterResolver(MPIClusterResolver):
+    """A resolver for the ranks of MPI's world, under the name that guides use for TPUs.
+
+    Collective: every rank makes one, in the same order.
+
+    Parameters
+    ----------
+    tpu : str, optional
+        ``""`` or ``"local"``.
+
+    Raises
+    ------
+    ValueError
+        Another name: there is no service to look TPUs up in.
+    """
+
+    def __init__(self, tpu: str | None = "") -> None:
+        if tpu not in _LOCAL:
+            raise ValueError(
+                f"there is no TPU {tpu!r} behind MPI: TPUClusterResolver stands for the ranks that a launcher started. "
+                "Use TPUClusterResolver(tpu='') or 'local'"
+            )
+        super().__init__()
+
+    @staticmethod
+    def connect(tpu: str | None = "") -> TPUClusterResolver:
+        """Return a resolver; MPI has connected the ranks.  Collective."""
+        return TPUClusterResolver(tpu)
+
+
 def _tasks(roles: str | Sequence[str] | None, size: int) -> tuple[Task, ...]:
     if roles is None:
         return number_roles(["worker"] * size)
@@ -135,15 +168,10 @@ def _ask() -> tuple[int, Sequence[str]]:
 def start_mpi(launcher: Launcher | None) -> Any:
     """Return ``mpi4py.MPI``, started, with the checks of `launchers` before and after.
 
-    Collective: every rank calls it; when MPI runs already, Local.
-
-    Raises
-    ------
-    LaunchError
-        The processes started together did not find each other, or have no MPI to do so; on all of them.  Or the program
-        has started MPI for one thread only.  Or this process is a child of a rank.
-    MissingDependencyError
-        There is no mpi4py, or it finds no MPI; and the process is alone.
+    Collective: every rank calls it; when MPI runs already, Local.  LaunchError, on all of them, where the processes
+    started together did not find each other, or have no MPI to do so; where the program has started MPI for one thread
+    only; in a child of a rank.  MissingDependencyError where there is no mpi4py, or it finds no MPI, and the process is
+    alone.
     """
     MPI = _import_mpi(launcher)
     if not MPI.Is_initialized():

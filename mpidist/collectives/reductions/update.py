@@ -33,14 +33,7 @@ LEAST_BYTES = 1 << 20
 class Slice(NamedTuple):
     """What a rank owns of one bucket.
 
-    Attributes
-    ----------
-    tensors : tuple of int
-        Positions of the bucket's tensors in the list.
-    pieces : Pieces
-        Where they lie in the bucket.
-    owned : list of (start, stop)
-        In ascending order.
+    `tensors` are positions in the list, `pieces` say where these lie in the bucket; the spans of `owned` ascend.
     """
 
     tensors: tuple[int, ...]
@@ -57,12 +50,7 @@ class Slice(NamedTuple):
 class FusedUpdate(NamedTuple):
     """Plans updates over the ranks of a communicator.  Two that plan the same are equal.
 
-    Attributes
-    ----------
-    algorithm : str, optional
-        As in `Communicator.all_reduce`.
-    in_one_copy : bool
-        Whether the parameters are arrays that all ranks see: what one rank has updated is there for the others.
+    `in_one_copy`: the parameters are arrays that all ranks see, so what one rank has updated is there for the others.
     """
 
     communicator: Communicator
@@ -120,12 +108,7 @@ class FusedUpdate(NamedTuple):
 class PlannedUpdate:
     """An update of parameters of some shapes; the table of bindings keeps it from its first call on.
 
-    Attributes
-    ----------
-    slices : list of Slice
-        By bucket.
-    key, nbytes, last_call
-        See `PlanCache`.
+    `slices` are by bucket.
     """
 
     last_call = 0
@@ -162,13 +145,9 @@ class PlannedUpdate:
     ) -> None:
         """Sum the gradients over the ranks and put new parameters in place.  Collective.
 
-        Parameters
-        ----------
-        transforms : sequence of callable
-            By bucket: ``transform(start, values)`` gets summed gradients that this rank owns, from element `start` of
-            the bucket on, and updates its own parameters there.
-        on_begin : callable
-            Called when all ranks have come, before anything is changed.
+        By bucket, ``transform(start, values)`` gets summed gradients that this rank owns, from element `start` of the
+        bucket on, and updates its own parameters there.  `on_begin` is called when all ranks have come, before anything
+        is changed.
         """
         buffers = self._ranks.in_shared_memory.get(id(gradients[0]))
         if buffers is not None and buffers.holds(gradients):

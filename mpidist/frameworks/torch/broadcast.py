@@ -69,12 +69,7 @@ def broadcast_tensors(
 ) -> None:
     """Give all replicas the tensors of rank `root`, in place.  Collective.
 
-    Parameters
-    ----------
-    is_checked : bool
-        Whether they have been compared already.
-    what : str
-        What is being done, for messages.
+    `is_checked`: they have been compared already.  `what` is being done, for messages.
     """
     if not is_checked:
         check_alike(replicas, what, named)

@@ -96,17 +96,9 @@ class StepComparison:
     """Compares, with the reductions of gradients, what must stay the same on all replicas without being sent.
 
     Hyperparameters are compared with every reduction, by a digest for which no message is sent; parameters with every
-    so many.
-
-    Parameters
-    ----------
-    named : callable
-        ``named()`` returns the (name, parameter) pairs that there are now.
-    every : int
-        The parameters are compared with so many reductions each; 0 never.
-    optimizer : torch.optim.Optimizer, optional
-        The entries of its ``param_groups`` that PyTorch knows (``defaults``) are compared.  Without one, those of the
-        optimizers of which `note` was told before the last reduction.
+    so many.  ``named()`` returns the (name, parameter) pairs that there are now.  The parameters are compared once in
+    `every` reductions; 0 never.  Of `optimizer` the entries of its ``param_groups`` that PyTorch knows (``defaults``)
+    are compared; without one, those of the optimizers of which `note` was told before the last reduction.
     """
 
     def __init__(
@@ -171,12 +163,8 @@ class StepComparison:
     def compare_parameters(self) -> None:
         """Compare the parameters, if it is time to; what differs in a backward pass may be alike behind the step.
 
-        Collective.
-
-        Raises
-        ------
-        CollectiveMismatchError
-            On all ranks: a parameter differs, as it did the last time, and no step was made since.
+        Collective.  CollectiveMismatchError, on all ranks: a parameter differs, as it did the last time, and no step
+        was made since.
         """
         self._count += 1
         if self._every == 0 or self._count % self._every or self._replicas.size == 1:
@@ -192,12 +180,8 @@ class StepComparison:
     def settle(self) -> None:
         """Compare the parameters again where they were found to differ.  Differences of rounding are mended.
 
-        Collective: every rank calls it in the same order, behind a step.
-
-        Raises
-        ------
-        CollectiveMismatchError
-            On all ranks: a parameter differs.
+        Collective: every rank calls it in the same order, behind a step.  CollectiveMismatchError, on all ranks, where
+        a parameter differs.
         """
         if self._is_in_doubt:
             self._is_in_doubt = False

@@ -39,10 +39,7 @@ def watch_steps(reducer: GradientReduction) -> None:
 def prepare_step(reducer: GradientReduction, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reduce what is not reduced yet, now or after each call of the closure that the step is given.
 
-    Returns
-    -------
-    (args, kwargs) or None
-        Other arguments for the step, if it needs any.
+    Returns other (args, kwargs) for the step, if it needs any.
     """
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if reducer.is_skipped:
