@@ -50,6 +50,14 @@ def seconds(text: str) -> float:
     return _scaled(text, _SECONDS, "a time such as 2us, 600ns or 1e-6")
 
 
+def duration(text: str) -> float:
+    """Return a time in seconds that is more than none."""
+    found = seconds(text)
+    if found == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a time above 0")
+    return found
+
+
 def seconds_per_byte(text: str) -> float:
     """Return the reciprocal of a rate such as ``25GB/s`` or ``200Gbit/s``; a plain number is seconds a byte."""
     expected = "a rate such as 25GB/s or 200Gbit/s, or seconds a byte"
