@@ -96,9 +96,9 @@ class StepComparison:
     """Compares, with the reductions of gradients, what must stay the same on all replicas without being sent.
 
     Hyperparameters are compared with every reduction, by a digest for which no message is sent; parameters once in
-    `every` reductions, 0 never.  ``named()`` returns the (name, parameter) pairs that there are now.  Of `optimizer` the
-    entries of its ``param_groups`` that PyTorch knows (``defaults``) are compared; without one, those of the optimizers
-    of which `note` was told before the last reduction.
+    `every` reductions, 0 never.  ``named()`` returns the (name, parameter) pairs that there are now.  Of `optimizer`
+    the entries of its ``param_groups`` that PyTorch knows (``defaults``) are compared; without one, those of the
+    optimizers of which `note` was told before the last reduction.
     """
 
     def __init__(
