@@ -44,7 +44,7 @@ class GatheredCodes:
     def __init__(self, transport: Transport, elements: int, dtype: Any, stage: Compression) -> None:
         self._stage, self._rank = stage, transport.rank
         lengths = [_code_bytes(stage, elements, dtype)] * transport.size
-        self._codes, self._pieces, self._gather = _gathering(transport, lengths)
+        self._pieces, self._gather = _gathering(transport, lengths)
 
     def encode(self, values: numpy.ndarray) -> None:
         """Code this rank's values.  Local."""
@@ -77,7 +77,7 @@ class SharedCodes:
         self._incoming = _cut(numpy.zeros(own * transport.size, numpy.uint8), [own] * transport.size)
         self._incoming[self._rank] = self._outgoing[self._rank]
         self._share = numpy.zeros(shares[self._rank], dtype)
-        self._codes, self._pieces, self._gather = _gathering(transport, lengths)
+        self._pieces, self._gather = _gathering(transport, lengths)
         self.residues = CodeResidues(shares[self._rank], dtype) if stage.error_feedback else None
 
     def encode(self, values: numpy.ndarray) -> None:
@@ -126,12 +126,12 @@ class SharedCodes:
             self.residues.note(share, decoded)
 
 
-def _gathering(transport: Transport, lengths: list[int]) -> tuple[Any, list[Any], Callable[[Watch], None]]:
-    """Return memory for a code of each rank, its pieces by rank, and what gathers them."""
+def _gathering(transport: Transport, lengths: list[int]) -> tuple[list[Any], Callable[[Watch], None]]:
+    """Return memory for a code of each rank, by rank, and what gathers them."""
     codes = numpy.zeros(sum(lengths), numpy.uint8)
     bounds = numpy.concatenate(([0], numpy.cumsum(lengths))).tolist()
     ring = algorithm("all_gather", "ring")
-    return codes, _cut(codes, lengths), Executor(ring, transport, codes, bounds=bounds).run
+    return _cut(codes, lengths), Executor(ring, transport, codes, bounds=bounds).run
 
 
 def _cut(codes: Any, lengths: list[int]) -> list[Any]:

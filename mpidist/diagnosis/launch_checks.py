@@ -8,7 +8,6 @@ from mpidist.cluster.allocation import component_count, het_group_option, slurm_
 from mpidist.cluster.launchers import SLURM
 from mpidist.cluster.server_roles import component_of_rank
 from mpidist.cluster.slurm_plugins import plugin_for
-from mpidist.cluster.topology import Topology
 from mpidist.diagnosis.case import Case
 from mpidist.diagnosis.finding import Finding, fail, ok, warn
 from mpidist.options import NO_MPI
@@ -112,7 +111,8 @@ def check_placement(case: Case) -> Iterator[Finding]:
     if case.joint is None:
         return
     topology = case.joint.topology
-    by_node = ", ".join(f"{name} {len(ranks)}" for name, ranks in _first(topology))
+    nodes = list(zip(topology.node_names, topology.ranks_of_node, strict=True))[:8]
+    by_node = ", ".join(f"{name} {len(ranks)}" for name, ranks in nodes)
     text = f"{topology.describe()}: {by_node}{', ...' if topology.node_count > 8 else ''}"
     components = _components(case) or [0] * topology.size
     numbers = {(components[ranks[0]], len(ranks)) for ranks in topology.ranks_of_node}
@@ -121,10 +121,6 @@ def check_placement(case: Case) -> Iterator[Finding]:
     else:
         each = -(-topology.size // topology.node_count)
         yield warn(f"{text}; the fullest node sets the pace", f"srun --ntasks-per-node={each}")
-
-
-def _first(topology: Topology, count: int = 8) -> list[tuple[str, tuple[int, ...]]]:
-    return list(zip(topology.node_names, topology.ranks_of_node, strict=True))[:count]
 
 
 def check_pmi(case: Case) -> Iterator[Finding]:

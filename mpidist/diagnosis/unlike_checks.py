@@ -16,18 +16,14 @@ def check_software(case: Case) -> Iterator[Finding]:
     if case.size == 1:
         return
     differ = False
+    environment = case.own.software.get("Python's path", "ENVIRONMENT/bin/python").rpartition("/bin/")[0]  # rank 0's
     for what in case.own.software:
         if text := _unlike(case, lambda rank, what=what: rank.software.get(what, "none")):  # type: ignore[misc]
             differ = True
             judge = warn if what in _MAY_DIFFER else fail
-            yield judge(f"{what} differs: {text}", f"source {_environment(case)}/bin/activate")
+            yield judge(f"{what} differs: {text}", f"source {environment}/bin/activate")
     if not differ:
         yield ok(f"{', '.join(case.own.software)}: alike on all ranks")
-
-
-def _environment(case: Case) -> str:
-    """Return the folder of rank 0's Python."""
-    return case.own.software.get("Python's path", "ENVIRONMENT/bin/python").rpartition("/bin/")[0]
 
 
 def check_working_folder(case: Case) -> Iterator[Finding]:

@@ -163,7 +163,7 @@ class ServedExtended(StrategyExtended):
         self._registry.variables[number] = variable
         return variable
 
-    def described_variable(self, number: int, description: Mapping[str, Any]) -> ServedVariable:
+    def described_variable(self, description: Mapping[str, Any]) -> ServedVariable:
         """Return a variable that another process of the job has made."""
         attributes = dict(description)
         specs = [VariableSpec.from_description(each) for each in attributes.pop("specs")]
