@@ -44,15 +44,7 @@ class Engine:
     Lists come back as new arrays, or as they were packed; are reduced in place; or update parameters on the way.
     `Communicator.engine` keeps the engines of its ranks; what they bind is in its table of bindings.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    bytes_per_pack : int
-        Size in bytes of a fused unit, 0 for the default.
-    algorithm : str, optional
-        As in `Communicator.all_reduce`.
-    timeout_seconds : float, optional
-        For calls that name none.
+    `bytes_per_pack` is the size of a fused unit, 0 for the default; the deadline is for calls that name none.
     """
 
     def __init__(
@@ -193,10 +185,7 @@ class Engine:
     def update(self, in_one_copy: bool = False) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, None where the settings forbid it.  Local.
 
-        Parameters
-        ----------
-        in_one_copy : bool
-            Whether the parameters are arrays that all ranks see.
+        `in_one_copy`: the parameters are arrays that all ranks see.
         """
         if not self._ranks.control.settings.sharded_updates:
             return None

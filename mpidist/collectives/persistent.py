@@ -34,18 +34,8 @@ class Bound:
 
     Calling it is collective: every rank calls it, or starts it, in the same order.
 
-    Parameters
-    ----------
-    caller : Communicator
-    call : Call
-        The same on all ranks.
-
-    Attributes
-    ----------
-    timeout_seconds : float or None
-        For calls that name none.
-    key, nbytes, last_call
-        For a table of bindings, see `PlanCache`.
+    `call` is the same on all ranks.  `timeout_seconds` is for calls that name none; `key`, `nbytes` and `last_call` are
+    for a table of bindings, see `PlanCache`.
     """
 
     key: Any = None

@@ -18,20 +18,8 @@ if TYPE_CHECKING:
 class ArrayBound(Bound):
     """A collective that is bound to arrays of one kind, dtype and shape.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    call : Call
-    like : array
-        No reference to it is kept.
-    axis : int, optional
-        In the length of this axis arrays may differ.
-    is_dealt : bool
-        Whether rows are dealt out to the ranks: a call takes an array, or an array and its splits as a tuple.
-
-    Attributes
-    ----------
-    is_dealt : bool
+    No reference to `like` is kept.  Arrays may differ in the length of `axis`.  `is_dealt`: rows are dealt out to the
+    ranks, so a call takes an array, or an array and its splits as a tuple.
     """
 
     def __init__(

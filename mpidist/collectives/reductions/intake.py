@@ -22,26 +22,11 @@ _is_contiguous = attrgetter("flags.c_contiguous")
 class ListIntake:
     """Lists like the one that an all-reduce was bound for.
 
-    Parameters
-    ----------
-    tensors : sequence of array
-        No reference to them is kept.
-    any_strides : bool
-        Whether they may lie in memory otherwise.
-    in_memory_order : bool
-        Whether a tensor may be taken in the order in which its axes lie in memory.
-    is_long : bool
-        Whether long tensors that may lie anyhow are made contiguous: a span of one that is not would be found by
-        copying all of it.
-    pack_flat : callable
-        ``pack_flat(tensors, out)`` copies contiguous tensors into a flat array.
-
-    Attributes
-    ----------
-    sources : Sources
-        How tensors become contiguous ones.
-    kind : array
-        An empty array of the tensors' kind.
+    No reference to the tensors is kept.  `any_strides`: they may lie in memory otherwise.  `in_memory_order`: a tensor
+    may be taken in the order in which its axes lie in memory.  `is_long`: long tensors that may lie anyhow are made
+    contiguous, since a span of one that is not would be found by copying all of it.  ``pack_flat(tensors, out)`` copies
+    contiguous tensors into a flat array.  `sources` makes tensors contiguous ones; `kind` is an empty array of their
+    kind.
     """
 
     def __init__(

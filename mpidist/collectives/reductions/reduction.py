@@ -92,26 +92,9 @@ class Sink(Protocol):
 class BoundReduction(Bound):
     """The all-reduce of lists of tensors that are like one list.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    call : Call
-    plan : Plan
-    reductions : sequence of BucketReduction
-        By bucket.
-    intake : Intake
-    sink : Sink
-    memory : DeviceMemory, optional
-        Of the tensors; by default the host's.
-    prescale : float, optional
-        What values are multiplied by before they are reduced.
-    pack_checked : callable, optional
-        In place of the intake's `pack`.
-
-    Attributes
-    ----------
-    question : Question or None
-        What new arrays were asked for by.
+    `reductions` are by bucket; `memory` is that of the tensors, by default the host's.  Values are multiplied by
+    `prescale` before they are reduced; `pack_checked` stands in place of the intake's `pack`.  `question` is what new
+    arrays were asked for by.
     """
 
     question: Any = None
