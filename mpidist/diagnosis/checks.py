@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from mpidist.diagnosis import card_checks, launch_checks, network_checks, node_checks, unlike_checks
+from mpidist.diagnosis import card_checks, launch_checks, network_checks, node_checks
 from mpidist.diagnosis.case import Case
 from mpidist.diagnosis.finding import Finding
 
@@ -26,9 +26,9 @@ CHECKS = (
     Check("placement", launch_checks.check_placement),
     Check("PMI", launch_checks.check_pmi),
     Check("thread level", launch_checks.check_threads_of_mpi),
-    Check("software", unlike_checks.check_software),
-    Check("working folder", unlike_checks.check_working_folder),
-    Check("settings", unlike_checks.check_settings),
+    Check("software", launch_checks.check_software),
+    Check("working folder", launch_checks.check_working_folder),
+    Check("settings", launch_checks.check_settings),
     Check("cores", node_checks.check_cores),
     Check("threads", node_checks.check_threads),
     Check("shared memory", node_checks.check_shared_memory),
