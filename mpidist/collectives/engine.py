@@ -227,15 +227,8 @@ class Engine:
 class Recent:
     """The lists that were reduced last by one operation, by length: the list that comes next is mostly like one.
 
-    Calling it is collective, and does nothing but return None for a list that is like none of them.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    op : str
-    timeout_seconds : float or None
-    is_packed : bool
-        Whether results are given as they were packed.
+    Calling it is collective, and does nothing but return None for a list that is like none of them.  With `is_packed`
+    results are given as they were packed.
     """
 
     def __init__(self, ranks: Communicator, op: str, timeout_seconds: float | None, is_packed: bool) -> None:

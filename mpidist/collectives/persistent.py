@@ -162,12 +162,8 @@ class Bound:
 class Once(Bound):
     """A collective that is called once.
 
-    Parameters
-    ----------
-    move : callable, optional
-        ``move(watch)`` moves the values and returns the results; None compares the calls only.
-    show : callable, optional
-        ``show()`` puts what is short where all ranks see it, before the call is begun.
+    ``move(watch)`` moves the values and returns the results; None compares the calls only.  ``show()`` puts what is
+    short where all ranks see it, before the call is begun.
     """
 
     def __init__(

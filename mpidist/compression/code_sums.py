@@ -18,10 +18,7 @@ from mpidist.transports.base import Transport
 class CodeSums(Protocol):
     """Codes on their way to the sums of what they stand for.
 
-    Attributes
-    ----------
-    residues : CodeResidues or None
-        Of the sums that this rank codes again.
+    `residues` are those of the sums that this rank codes again.
     """
 
     residues: CodeResidues | None
@@ -39,10 +36,7 @@ class CodeSums(Protocol):
 class GatheredCodes:
     """The codes of all values of all ranks, gathered; each rank adds up all of them, in rank order.
 
-    Parameters
-    ----------
-    dtype : numpy.dtype
-        Of the values, float32 or float64.
+    The `dtype` of the values is float32 or float64.
     """
 
     residues: CodeResidues | None = None
@@ -71,13 +65,7 @@ class GatheredCodes:
 
 
 class SharedCodes:
-    """Codes of shares: each rank adds up its share of all ranks' values, and codes the sums for the way back.
-
-    Parameters
-    ----------
-    transport, elements, dtype, stage
-        As for `GatheredCodes`.
-    """
+    """Codes of shares: each rank adds up its share of all ranks' values, and codes the sums for the way back."""
 
     def __init__(self, transport: Transport, elements: int, dtype: Any, stage: Compression) -> None:
         self._stage, self._transport, self._rank = stage, transport, transport.rank

@@ -247,10 +247,8 @@ class ServedExtended(StrategyExtended):
     def updates(self, optimizer: Optimizer, present: Updates | None) -> ServedUpdates:
         """Return what has the servers update an optimizer's variables; numbers the optimizer.  Local.
 
-        Raises
-        ------
-        RuntimeError
-            The optimizer was made outside of the scope, and has steps already, which servers would not know.
+        RuntimeError where the optimizer was made outside of the scope, and has steps already, which servers would not
+        know.
         """
         if isinstance(present, ServedUpdates):
             return present

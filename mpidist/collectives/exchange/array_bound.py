@@ -80,12 +80,7 @@ class ArrayBound(Bound):
 class SentCollective(ArrayBound):
     """A collective over messages, or of one rank alone.
 
-    Parameters
-    ----------
-    ranks, call, like, axis, is_dealt
-        As for `ArrayBound`.
-    move : callable
-        ``move(transport, array, watch)`` returns the result; for rows that are dealt out with the array and its splits.
+    ``move(transport, array, watch)`` returns the result; for rows that are dealt out with the array and its splits.
     """
 
     def __init__(

@@ -52,7 +52,6 @@ class NodeExchange(ArrayBound):
     ----------
     segments : SharedSegments
         Of all ranks.
-    like : array
     axis : int, optional
         Along which arrays are joined, and in whose length they may differ; None: each is one row.
     readers : sequence of int, optional

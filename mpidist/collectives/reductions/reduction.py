@@ -35,10 +35,7 @@ def one_step(
 ) -> BucketReduction | None:
     """Return the all-reduce of the only bucket in one step, if that is the way; of one array with its shape.  Local.
 
-    Parameters
-    ----------
-    targets : sequence of Pieces
-        By bucket.
+    `targets` are by bucket.
     """
     if way.algorithm != "shared_memory" or len(plan.buckets) != 1:
         return None

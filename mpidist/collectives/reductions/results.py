@@ -13,14 +13,8 @@ from mpidist.collectives.reductions.plan import Bucket, Plan
 class Packed(NamedTuple):
     """Reduced tensors of one dtype that lie one after the other, each in the order of its axes.
 
-    Attributes
-    ----------
-    tensors : tuple of int
-        Their positions in the list.
-    offsets : tuple of int
-        Where each begins, in elements; one more for the end.
-    values : array, shape (elements,)
-        The next call writes to it.
+    `tensors` are their positions in the list; `offsets` say where each begins, in elements, with one more for the end.
+    The next call writes to `values`.
     """
 
     tensors: tuple[int, ...]

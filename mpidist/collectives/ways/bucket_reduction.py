@@ -68,23 +68,10 @@ class Pipeline(Protocol):
     def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
         """Reduce what `fill` gives, and hand it to `take`; all ranks get the same bits.
 
-        Collective: every rank of the node calls it in the same order, within a begun call.
-
-        Parameters
-        ----------
-        watch : Watch
-            Of the call.
-        fill : callable
-            Called once for each segment, in order.
-        take : callable
-            Gets every element once, in any order.  May write where `fill` reads: a segment is taken after it was read.
-        transform : callable, optional
-            Called once for each of the `owned` spans that is not empty, in order, when it is reduced; those are not
-            taken then, since who has changed them has them already.
-
-        Raises
-        ------
-        TransportTimeoutError, RankFailedError
+        Collective: every rank of the node calls it in the same order, within a begun call.  `fill` is called once for
+        each segment, in order.  `take` gets every element once, in any order, and may write where `fill` reads: a
+        segment is taken after it was read.  `transform` is called once for each of the `owned` spans that is not empty,
+        in order, when it is reduced; those are not taken, since who has changed them has them already.
         """
 
 
