@@ -81,6 +81,7 @@ train: $(VENV)/.installed
 	@echo
 	@echo "next: $(VENV)/bin/mpidist run -n 2 examples/train.py --checkpoint /tmp/digits --save-parameters /tmp/digits.npz"
 	@echo "      docs/quickstart.md lists the examples with PyTorch, JAX and Keras, and goes on to a script of your own"
+	@echo "report: $(REPORT)/report.html, for your browser"
 
 # --- environments: a stamp for each, so that nothing is installed twice; a module is compiled when it is first used ---
 
