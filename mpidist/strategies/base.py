@@ -59,8 +59,8 @@ class RunOptions:
 class Strategy(InputMethods, BoundCollectives):
     """How training is spread over replicas; each replica is one rank on one device.
 
-    A rank's plain value is its component of a distributed value: `run` returns what the function returned on this rank,
-    `reduce` and `gather` take this rank's component and return the same on every rank.
+    Values are plain arrays and numbers, each rank's own.  `run` returns the result of this rank.  `reduce` and `gather`
+    take the value of each rank, and return the same on every rank.
 
     Attributes
     ----------

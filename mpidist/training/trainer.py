@@ -29,6 +29,7 @@ from mpidist.training.callbacks.progress_bar import ProgressBar
 from mpidist.training.metrics import Mean, Metric
 from mpidist.training.metrics import get as get_metric
 from mpidist.training.model import Evaluation, Model, arguments
+from mpidist.training.own_time import SlowReplica
 from mpidist.training.train_step import TrainStep, rows_of
 from mpidist.training.training_state import TrainingPosition, TrainingState
 from mpidist.transports import WorldKept, in_kept_world, innermost
@@ -86,6 +87,9 @@ class Trainer:
         Of this rank's rows in the last step, 0 if there were none.
     rows_trained : int
         Rows that this rank has trained on.
+    slow_replica : SlowReplica or None
+        The slow one of the last epoch: its `times` are those of the others' median, on the host, without reductions.
+        None below 1.1 times.
 
     Raises
     ------
@@ -121,6 +125,7 @@ class Trainer:
         self._data: Any = None
         self._is_training = self._stop_now = self.stop_training = False
         self.last_loss, self.rows_trained = 0.0, 0
+        self.slow_replica: SlowReplica | None = None
         self.history = History()
 
     # -- for users -----------------------------------------------------------------------------------------------------
@@ -324,6 +329,11 @@ class Trainer:
         """Training steps made, all epochs and calls of `fit` together."""
         return self._position.steps_made
 
+    @property
+    def rows_of_epoch(self) -> int:
+        """Rows of the present epoch so far, of all ranks."""
+        return self._position.rows
+
     def stop_now(self) -> None:
         """End the training after this step.
 
@@ -370,6 +380,7 @@ class Trainer:
             )
             is_whole = self._train_epoch(data, called)
             logs = self._results()
+            self._compare_times()
             if validation is not None and (epoch + 1) % validation_freq == 0:
                 logs.update({f"val_{name}": value for name, value in self._evaluate(validation, called).items()})
             if is_whole:  # else a checkpoint that is saved now goes on in the middle of this epoch, as the data do
@@ -387,6 +398,7 @@ class Trainer:
             self._reset([self._loss, *self.metrics])
         begin_hooks, end_hooks = called.hooks("on_train_batch_begin"), called.hooks("on_train_batch_end")
         run, train_on = self.strategy.run, self._train_on
+        self._step.own_time.begin()
         first = position.step
         for step, batch in enumerate(data.epoch(first), first):
             for hook in begin_hooks:
@@ -411,6 +423,7 @@ class Trainer:
         """Make a step with this replica's part of a batch; runs in the replica."""
         vote = self.strategy.extended.any_in_replica(self.stop_training)
         totals, evaluation = self._step(batch, share, vote)
+        self._step.own_time.go_on()
         self.last_loss = 0.0 if evaluation is None else evaluation.loss
         if evaluation is not None:
             self.rows_trained += self._count(batch, evaluation)
@@ -421,6 +434,11 @@ class Trainer:
         agreement = self.strategy.extended._agreement()
         if agreement.needed:
             agreement.compare("fit", _facts_of(self.optimizer, self.metrics, arguments), _ADVICE)
+
+    def _compare_times(self) -> None:
+        """Find out which replica was slow in this epoch.  Collective."""
+        if self.strategy.num_replicas_in_sync > 1:
+            self.slow_replica = SlowReplica.of(self.each_rank(self._step.own_time.seconds))
 
     def _all_agree_to_stop(self) -> bool:
         """Return whether any rank has voted for the end.  Collective."""

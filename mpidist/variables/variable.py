@@ -106,7 +106,7 @@ class Place(enum.Enum):
 class DistributedValues:
     """Base of what has a component on every replica.
 
-    These are variables only: of any other value, a rank's plain value is its component, and there are no wrappers.
+    Only variables are such objects.  All other values are plain: each rank has its own.
     """
 
 
