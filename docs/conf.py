@@ -13,7 +13,16 @@ project = "mpidist"
 author = "the mpidist authors"
 release = version = mpidist.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+extensions = [
+    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.napoleon"),
+    *("sphinx_copybutton", "sphinx_design"),
+]
+#: Names of other libraries in docstrings.  Their own inventories would be fetched at each build; these are files.
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3", "inventories/python.inv"),
+    "numpy": ("https://numpy.org/doc/stable", "inventories/numpy.inv"),
+    "torch": ("https://docs.pytorch.org/docs/stable", "inventories/torch.inv"),
+}
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"mpidist {release}"

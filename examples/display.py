@@ -59,8 +59,16 @@ def on_terminal() -> bool:
         return False
 
 
+def slowest(seconds: Sequence[float]) -> str:
+    """Return which rank computed for longer than the others; empty if all took about as long."""
+    ranks = sorted(range(len(seconds)), key=lambda rank: seconds[rank])
+    if len(ranks) == 1 or seconds[ranks[-1]] < 1.1 * seconds[ranks[-2]]:
+        return ""
+    return f"rank {ranks[-1]} is slow: {seconds[ranks[-1]] / seconds[ranks[-2]]:.1f} times the next"
+
+
 class Progress:
-    """A bar with loss and examples/s on a terminal, a line an epoch elsewhere; nothing where `visible` is false.
+    """A bar on a terminal, with the slowest rank and the time left; a line an epoch elsewhere; `visible` or not.
 
     `steps` are those that were made before, by the run that this one resumes.
     """
@@ -72,7 +80,7 @@ class Progress:
         self._bar: Any = None
         if visible and rich_progress is not None and on_terminal():
             columns = ("epoch {task.completed}/{task.total}", rich_progress.BarColumn(), "{task.description}")
-            self._bar = rich_progress.Progress(*columns)
+            self._bar = rich_progress.Progress(*columns, rich_progress.TimeRemainingColumn())
             self._task = self._bar.add_task("", total=epochs, completed=steps // self._steps_an_epoch)
             self._bar.start()
 
@@ -81,15 +89,15 @@ class Progress:
         epochs, more = divmod(steps, self._steps_an_epoch)
         return epochs * self._rows + min(more * self._batch_size, self._rows)
 
-    def show(self, steps: int, loss: float) -> None:
-        """Show how far it is after `steps` steps in all: at the end of an epoch, or within one."""
+    def show(self, steps: int, loss: float, slow: str = "") -> None:
+        """Show how far it is after `steps` steps in all: at the end of an epoch, or within one; `slow` on the bar."""
         now, rows = time.perf_counter(), self._rows_after(steps)
         complete, more = divmod(steps, self._steps_an_epoch)
         part = f", {more} of {self._steps_an_epoch} steps" if more else ""
         text = f"loss {loss:.4f}  {(rows - self._rows_before) / (now - self._last):.0f} examples/s"
         self._last, self._rows_before = now, rows
         if self._bar is not None:
-            self._bar.update(self._task, completed=complete, description=text)
+            self._bar.update(self._task, completed=complete, description=f"{text}  {slow}".rstrip())
         elif self._visible:
             print(f"epoch {complete + bool(more)}/{self._epochs}{part}  {text}", flush=True)
 

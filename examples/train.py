@@ -62,7 +62,7 @@ class Training:
     def __init__(self, arguments: argparse.Namespace, strategy: Any) -> None:
         self.arguments, self.strategy = arguments, strategy
         self.handler: Any = None
-        self.rows_trained = 0  # of this rank
+        self.rows_trained, self.seconds = 0, 0.0  # of this rank; those of an epoch in which it computes
         self.model = importlib.import_module(arguments.model)
         self.train_rows, self.test_rows = digits.load(arguments.split)
         numbered = (*self.train_rows, numpy.arange(len(self.train_rows.images)))
@@ -86,9 +86,11 @@ class Training:
         """Run once per replica, on that replica's part of the batch; returns its share of the loss."""
         images, labels, rows = batch
         self.rows_trained += len(rows)
+        began = time.perf_counter()
         if self.model.SHIFTS:
             images = digits.shifted(images, self.moves()[rows])
         loss, gradients = self.model.value_and_grad(self.parameters(), images, labels, self.arguments.batch_size)
+        self.seconds += time.perf_counter() - began
         self.optimizer.apply_gradients(zip(gradients, self.variables.values(), strict=True))
         return loss
 
@@ -108,6 +110,11 @@ class Training:
             if self.is_stopped():
                 break
         return float(self.strategy.reduce("sum", loss, axis=None)) / max(steps, 1)
+
+    def slowest(self) -> str:
+        """Return which rank has computed for longer than the others, since the last call.  Collective."""
+        seconds, self.seconds = self.seconds, 0.0
+        return display.slowest(self.strategy.gather(numpy.array([seconds]), axis=0))
 
     def is_stopped(self) -> bool:
         """Return whether the number of steps asked for has been made."""
@@ -165,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with display.Progress(arguments.epochs, rows, arguments.batch_size, steps, is_chief) as progress:
         while training.batches.epoch < arguments.epochs and not training.is_stopped():
             epoch, loss = training.batches.epoch, training.train_epoch()
-            progress.show(training.optimizer.iterations, loss)
+            progress.show(training.optimizer.iterations, loss, training.slowest())
             if report is not None:
                 report.note(epoch, training.optimizer.iterations, training.rows_trained, {"loss": loss})
             if manager is not None:

@@ -24,14 +24,7 @@ _log = logging.getLogger("mpidist")
 
 
 class CheckpointResult(NamedTuple):
-    """The results of one checkpoint.
-
-    Attributes
-    ----------
-    path : Path
-    logs : dict
-        Loss and metrics, by name.
-    """
+    """The results of one checkpoint.  `logs` are loss and metrics, by name."""
 
     path: Path
     logs: Mapping[str, Any]

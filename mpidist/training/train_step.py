@@ -25,6 +25,7 @@ from mpidist.optimizers import Optimizer
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.options import ReduceOp
 from mpidist.training.model import Evaluation, Model
+from mpidist.training.own_time import OwnTime
 
 
 class Totals(NamedTuple):
@@ -48,12 +49,14 @@ class TrainStep:
         self._weighted = _Weighted(model)
         are_short = [variable.dtype.itemsize < 4 for variable in model.trainable]
         self._has_short_floats, self._has_long_floats = any(are_short), not all(are_short)
+        self.own_time = OwnTime()
 
     def __call__(self, batch: Any, share: Share | None, vote: bool) -> tuple[Totals, Evaluation | None]:
         """Train on this replica's part of a batch; of one without rows there is no Evaluation.  Collective."""
         rows = rows_of(batch)
         self._model.begin_step()
         evaluation = self._model.train(batch) if rows else None
+        self.own_time.pause()
         if self._replicas == 1:
             share = Share(rows, True)
         assert share is not None

@@ -7,18 +7,20 @@ epoch or of an evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy
 
 from mpidist import context
+from mpidist.collectives.mismatch import fact
+from mpidist.input.agreement import Facts
 from mpidist.input.distributed import DistributedDataset
 from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
 from mpidist.options import ReduceOp
 from mpidist.training import batches as feeding
-from mpidist.training import predictions, settings
+from mpidist.training import predictions
 from mpidist.training.batches import Batches
 from mpidist.training.callbacks.base import Callback, CallbackList, Logs
 from mpidist.training.callbacks.history import History
@@ -27,9 +29,20 @@ from mpidist.training.callbacks.progress_bar import ProgressBar
 from mpidist.training.metrics import Mean, Metric
 from mpidist.training.metrics import get as get_metric
 from mpidist.training.model import Evaluation, Model, arguments
+from mpidist.training.own_time import SlowReplica
 from mpidist.training.train_step import TrainStep, rows_of
 from mpidist.training.training_state import TrainingPosition, TrainingState
 from mpidist.transports import WorldKept, in_kept_world, innermost
+
+#: The end of every message about settings that differ: with them the ranks' copies of the variables would drift apart
+#: without a word.
+_ADVICE = (
+    "Every rank must make the same trainer and give `fit` the same arguments; a callback that changes the optimizer "
+    "must do so on every rank (`trainer.from_chief(value)` is the chief's number on all of them)"
+)
+
+#: Where the settings of an optimizer are known: a user's class may have numbers of its own.
+_OURS = Optimizer.__module__.partition(".")[0] + "."
 
 
 class Trainer:
@@ -74,6 +87,9 @@ class Trainer:
         Of this rank's rows in the last step, 0 if there were none.
     rows_trained : int
         Rows that this rank has trained on.
+    slow_replica : SlowReplica or None
+        The slow one of the last epoch: its `times` are those of the others' median, on the host, without reductions.
+        None below 1.1 times.
 
     Raises
     ------
@@ -109,6 +125,7 @@ class Trainer:
         self._data: Any = None
         self._is_training = self._stop_now = self.stop_training = False
         self.last_loss, self.rows_trained = 0.0, 0
+        self.slow_replica: SlowReplica | None = None
         self.history = History()
 
     # -- for users -----------------------------------------------------------------------------------------------------
@@ -312,6 +329,11 @@ class Trainer:
         """Training steps made, all epochs and calls of `fit` together."""
         return self._position.steps_made
 
+    @property
+    def rows_of_epoch(self) -> int:
+        """Rows of the present epoch so far, of all ranks."""
+        return self._position.rows
+
     def stop_now(self) -> None:
         """End the training after this step.
 
@@ -358,6 +380,7 @@ class Trainer:
             )
             is_whole = self._train_epoch(data, called)
             logs = self._results()
+            self._compare_times()
             if validation is not None and (epoch + 1) % validation_freq == 0:
                 logs.update({f"val_{name}": value for name, value in self._evaluate(validation, called).items()})
             if is_whole:  # else a checkpoint that is saved now goes on in the middle of this epoch, as the data do
@@ -375,6 +398,7 @@ class Trainer:
             self._reset([self._loss, *self.metrics])
         begin_hooks, end_hooks = called.hooks("on_train_batch_begin"), called.hooks("on_train_batch_end")
         run, train_on = self.strategy.run, self._train_on
+        self._step.own_time.begin()
         first = position.step
         for step, batch in enumerate(data.epoch(first), first):
             for hook in begin_hooks:
@@ -399,6 +423,7 @@ class Trainer:
         """Make a step with this replica's part of a batch; runs in the replica."""
         vote = self.strategy.extended.any_in_replica(self.stop_training)
         totals, evaluation = self._step(batch, share, vote)
+        self._step.own_time.go_on()
         self.last_loss = 0.0 if evaluation is None else evaluation.loss
         if evaluation is not None:
             self.rows_trained += self._count(batch, evaluation)
@@ -408,7 +433,12 @@ class Trainer:
         """Raise CollectiveMismatchError on all ranks unless all have the same optimizer, metrics and arguments."""
         agreement = self.strategy.extended._agreement()
         if agreement.needed:
-            agreement.compare("fit", settings.facts_of(self.optimizer, self.metrics, arguments), settings.ADVICE)
+            agreement.compare("fit", _facts_of(self.optimizer, self.metrics, arguments), _ADVICE)
+
+    def _compare_times(self) -> None:
+        """Find out which replica was slow in this epoch.  Collective."""
+        if self.strategy.num_replicas_in_sync > 1:
+            self.slow_replica = SlowReplica.of(self.each_rank(self._step.own_time.seconds))
 
     def _all_agree_to_stop(self) -> bool:
         """Return whether any rank has voted for the end.  Collective."""
@@ -531,3 +561,24 @@ def _begin_with_epoch(data: Any, epoch: int, steps_per_epoch: int | None) -> Non
     except TypeError:  # it repeats forever
         passes, step = 0, epoch * steps_per_epoch
     data.begin(passes, step)
+
+
+def _facts_of(optimizer: Optimizer, metrics: Sequence[Metric], arguments: Mapping[str, Any]) -> Facts:
+    """Return optimizer, metrics and arguments of a training, for `Agreement.compare`.  Local."""
+    named = ", ".join(f"{metric.name} ({type(metric).__name__})" for metric in metrics)
+    return [
+        fact("optimizer", f"{type(optimizer).__name__}({_settings_of(optimizer)})"),
+        fact("learning rate", repr(optimizer.learning_rate)),
+        fact("iterations", optimizer.iterations),
+        fact("loss scale", optimizer.loss_scale.scale),
+        fact("gradient_accumulation_steps", optimizer.gradient_accumulation_steps),
+        fact("metrics", named or "none"),
+        *(fact(name, value) for name, value in arguments.items()),
+    ]
+
+
+def _settings_of(optimizer: Optimizer) -> str:
+    if not type(optimizer).__module__.startswith(_OURS):
+        return ""
+    numbers = {name: value for name, value in vars(optimizer).items() if isinstance(value, (bool, int, float))}
+    return ", ".join(f"{name}={value!r}" for name, value in sorted(numbers.items()) if not name.startswith("_"))

@@ -304,13 +304,22 @@ _SPEED = (
     ("one array of 4 B", "all-reduce-openmpi-2", "all_reduce", 4, "Allreduce", "us"),
     ("steps of Adam on a parameter server", "ps-4", "1 float, Adam", None, "TensorFlow", "a second"),
 )
-#: How README links the file of a row.
-_LINKED = r"\[`{0}\.json`\]\(benchmarks/results/{0}\.json\)"
+#: How README links the command of a row, and how its page links the file.
+_BY = r"\[(\d)\]\(docs/benchmarks\.md#the-first-table\)"
+_LINKED = r"\[`{0}\.json`\]\(\.\./benchmarks/results/{0}\.json\)"
+
+
+def command_of(by: str, file: str, program: str) -> str:
+    """Return the command that the page shows for a row of the README's table, with its file."""
+    number = re.fullmatch(_BY, by)
+    assert number
+    (command,) = re.findall(rf"^{number[1]}\. `{program} (.*)`, {_LINKED.format(file)}$", BENCHMARKS, re.MULTILINE)
+    return command
 
 
 @pytest.mark.parametrize(("title", "file", "work", "nbytes", "peer", "unit"), _SPEED)
 def test_the_table_of_readme_has_what_was_measured(title, file, work, nbytes, peer, unit):
-    ours, _, theirs, ratio, number = cells(README, title)
+    ours, _, theirs, ratio, by = cells(README, title)
     launches = launches_of(file, work, nbytes)
     assert len(launches) == 3
     for cell, who in ((ours, "mpidist"), (theirs, peer)):
@@ -318,7 +327,7 @@ def test_the_table_of_readme_has_what_was_measured(title, file, work, nbytes, pe
         time = median_of(launches, who)
         assert _is_rounded(figure, 1e6 / time if unit == "a second" else time / _MICROSECONDS[unit])
     assert _is_rounded(ratio, median_of(launches, peer, "mpidist"))
-    (command,) = re.findall(rf"^{number}\. `python -m (.*)`, {_LINKED.format(file)}$", README, re.MULTILINE)
+    command = command_of(by, file, "python -m")
     ran = json.loads((RESULTS / f"{file}.json").read_text())["launches"][0]["command"]
     assert sorted(command.split()) == sorted(" ".join(ran).partition(" --json")[0].split())
 
@@ -328,14 +337,14 @@ _STEP, _STEP_OF = "training step of a PyTorch MLP of 2.2 million parameters", "M
 
 
 def test_the_row_of_training_steps_has_what_was_measured():
-    ours, _, theirs, ratio, number = cells(README, _STEP)
+    ours, _, theirs, ratio, by = cells(README, _STEP)
     run = json.loads((RESULTS / "torch_steps-2.json").read_text())
     seconds = [launch["seconds"][_STEP_OF] for launch in run["launches"]]
     assert len(seconds) == 3
     for cell, who in ((ours, "mpidist"), (theirs, "DDP")):
         assert _is_rounded(cell.removesuffix(" ms"), 1e3 * median_of(seconds, who))
     assert _is_rounded(ratio, median_of(seconds, "DDP", "mpidist"))
-    (command,) = re.findall(rf"^{number}\. `mpidist (.*)`, {_LINKED.format('torch_steps-2')}$", README, re.MULTILINE)
+    command = command_of(by, "torch_steps-2", "mpidist")
     assert command == " ".join(run["command"][:5])
 
 

@@ -46,7 +46,7 @@ EVERYDAY = set(
     quantity question
     random range read reader reading record recording reduction remote reordered reporting request resolution restore
     room row runner runtime
-    saved script seen sent served setting shape sharding shared short simple simulate simulation single slice spec
+    saved script seen sent served setting shape sharding shared short simple simulate simulation single slice slow spec
     site split stall start started state stop stopwatch store stored stream structure submitted supervisor
     temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two

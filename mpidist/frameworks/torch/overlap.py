@@ -36,24 +36,9 @@ _MOST_MISSED = 3
 class Overlap:
     """The early sums of the gradients of one list.
 
-    Parameters
-    ----------
-    replicas : Replicas
-    gradients : GradientList
-    plan : Plan
-        Of its signatures in reverse order.
-    number : int
-        Of the list, the same on all replicas.
-    may_begin : WeakMethod
-        ``may_begin()`` returns whether the pass that is going on gives all that is reduced next.
-
-    Attributes
-    ----------
-    gradients : GradientList
-    has_taken : bool
-        Whether the last reduction has taken what was begun.
-    is_over : bool
-        Whether this is not used any more; the same on all replicas.
+    `plan` is of the signatures in reverse order; `number`, the list's, is the same on all replicas.  ``may_begin()``
+    returns whether the pass that is going on gives all that is reduced next.  `has_taken`: the last reduction has taken
+    what was begun.  `is_over`, the same on all replicas: this is not used any more.
     """
 
     def __init__(
@@ -132,16 +117,9 @@ class Overlap:
     def reduce(self, is_asked: bool, bound: GradientList, compared: StepComparison | None) -> bool:
         """Take the early sums if they count on all replicas, and return whether they do.
 
-        Collective: every rank calls it in the same order, before a reduction of any other kind.
-
-        Parameters
-        ----------
-        is_asked : bool
-            Whether the last pass was to give all that is reduced.
-        bound : GradientList
-            That of the parameters that there are now.
-        compared : StepComparison, optional
-            What is compared with them.
+        Collective: every rank calls it in the same order, before a reduction of any other kind.  `is_asked`: the last
+        pass was to give all that is reduced.  `bound` is that of the parameters that there are now, `compared` what is
+        compared with them.
         """
         counts = is_asked and bound is self.gradients and self._pass >= 0 and self._complete()
         self._missed = 0 if counts else self._missed + 1

@@ -8,7 +8,8 @@
 {% set launcher = launcher | default("mpidist run") %}
 {% set tell = tell | default('kill -USR1 "$step"') %}
 {% set own_timer = true %}
-{% set term = "The job is ended: wait for what the ranks still do." %}
+{% set ends = ends | default("TERM") %}
+{% set term = term | default("The job is ended: wait for what the ranks still do.") %}
 
 {% block title %}
 {{ name }} job: {{ asked.nodes }} node{{ "s" if asked.nodes > 1 }}, {{ asked.ranks_per_node }} rank{{ "s" if asked.ranks_per_node > 1 }} a node, {{ asked.cores }} core{{ "s" if asked.cores > 1 }} a rank

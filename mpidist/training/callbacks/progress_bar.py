@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from datetime import timedelta
 from typing import Any
 
 from mpidist.training.callbacks.base import Callback, Logs
@@ -16,7 +17,8 @@ _REFRESH_SECONDS = 0.1
 class ProgressBar(Callback):
     """A line for every epoch, evaluation and prediction, and a bar on a terminal while they last.
 
-    The chief shows them, as Keras does.  A validation is part of its epoch's line.  All methods are Local.
+    The chief shows them, as Keras does.  A validation is part of its epoch's line.  The bar has the time left, rows a
+    second of all ranks, the mean loss so far, and the slow replica of the epoch before.  All methods are Local.
 
     Parameters
     ----------
@@ -35,7 +37,7 @@ class ProgressBar(Callback):
         self._end_bar()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        self._begin(f"epoch {epoch + 1}/{self.params['epochs']}")
+        self._begin(f"epoch {epoch + 1}/{self.params['epochs']}", self.params["epochs"] - epoch - 1)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._move(batch, logs)
@@ -68,9 +70,11 @@ class ProgressBar(Callback):
         """Whether `fit` runs, so that an evaluation is a validation."""
         return "validates" in self.params
 
-    def _begin(self, title: str) -> None:
-        self._title = title
+    def _begin(self, title: str, epochs_after: int = 0) -> None:
+        self._title, self._epochs_after = title, epochs_after
         self._start = self._drawn = time.perf_counter()
+        self._steps = 0  # since then: an epoch that is resumed begins in its middle
+        self._rows_before = self.trainer.rows_of_epoch
         rich = _rich() if self.trainer.is_chief and self.verbose in (1, "auto") and on_terminal() else None
         if rich is None:
             return
@@ -83,9 +87,27 @@ class ProgressBar(Callback):
         if self._bar is None:
             return
         now = time.perf_counter()
+        self._steps += 1
         if now - self._drawn >= _REFRESH_SECONDS:
             self._drawn = now
-            self._bar.update(self._task, completed=batch + 1, text=_text(logs))
+            text = "  ".join(filter(None, (self._left(batch, now), self._rate(now), _text(logs), self._slow_replica())))
+            self._bar.update(self._task, completed=batch + 1, text=text)
+
+    def _left(self, batch: int, now: float) -> str:
+        """Return the time that is left at the pace of this epoch; empty where its steps are not known."""
+        steps = self.params["steps"]
+        if not steps:
+            return ""
+        left = steps - batch - 1 + steps * self._epochs_after
+        return f"{timedelta(seconds=round((now - self._start) / self._steps * left))} left"
+
+    def _rate(self, now: float) -> str:
+        rows = self.trainer.rows_of_epoch - self._rows_before
+        return f"{rows / (now - self._start):.0f} rows/s" if rows else ""
+
+    def _slow_replica(self) -> str:
+        slow = self.trainer.slow_replica if self._in_fit else None
+        return f"replica {slow.replica} is slow: {slow.times:.1f} times the others" if slow else ""
 
     def _end(self, logs: Logs | None) -> None:
         self._end_bar()

@@ -103,6 +103,16 @@ def test_a_timer_tells_the_ranks_before_the_time_limit(run, scheduler):
     assert status == REQUEUED[scheduler][0] and "USR1: the ranks are told to save" in printed
 
 
+@pytest.mark.parametrize("scheduler, signals", [("pbs", "TERM"), ("lsf", "INT TERM"), ("sge", "TERM"), ("flux", "TERM")])
+def test_a_job_that_is_ended_from_outside_waits_for_its_ranks_and_does_not_go_back(run, scheduler, signals):
+    for signal in signals.split():
+        status, printed, calls = run(scheduler, f"kill -{signal} $PPID; sleep 0.2; exit 42")
+        assert f"{' or '.join(signals.split())}: the job is ended from outside" in printed
+        assert "the ranks ended with status 42" in printed and "back to the queue" not in printed
+        assert status == (1 if scheduler == "lsf" else 42)  # of a 42 LSF would requeue
+        assert len(calls) == 1 + (scheduler == "flux"), calls
+
+
 @pytest.mark.parametrize(
     "scheduler, fields, message",
     [

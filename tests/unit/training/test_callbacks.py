@@ -23,6 +23,7 @@ from mpidist.errors import MissingDependencyError
 from mpidist.testing import run_ranks
 from mpidist.training import callbacks
 from mpidist.training.callbacks import Callback, LambdaCallback, progress_bar
+from mpidist.training.own_time import OwnTime, SlowReplica
 
 _spec = importlib.util.spec_from_file_location("softplus_net", Path(__file__).with_name("softplus_net.py"))
 net = importlib.util.module_from_spec(_spec)
@@ -682,7 +683,7 @@ class Bars:
     """Stands for `rich.progress`, and notes what the bars do."""
 
     def __init__(self):
-        self.done = []
+        self.done, self.texts = [], []
 
     def BarColumn(self):  # noqa: N802
         return "bar"
@@ -700,6 +701,7 @@ class Bars:
 
     def update(self, task, completed, text):
         self.done.append(completed)
+        self.texts.append(text)
 
     def stop(self):
         self.done.append("stop")
@@ -714,6 +716,63 @@ def test_bars_move_on_a_terminal(capsys, monkeypatch):
     titles = ["epoch 1/2", "epoch 2/2", "evaluate", "predict"]
     assert bars.done == [turn for title in titles for turn in ((title, 3), "start", 1, 2, 3, "stop")]
     assert len(lines_of(capsys)) == 4
+
+
+def test_a_bar_has_the_time_left_rows_a_second_loss_and_the_slow_replica(monkeypatch):
+    """A clock that moves by one second a step: 2 epochs of 3 steps of 4 rows."""
+    bars, now = Bars(), [0.0]
+    monkeypatch.setattr(progress_bar, "on_terminal", lambda: True)
+    monkeypatch.setattr(progress_bar, "_rich", lambda: bars)
+    monkeypatch.setattr(progress_bar.time, "perf_counter", lambda: now[0])
+    x, y = net.rows(12)
+    trainer = net.trainer()
+
+    def move(step, logs):
+        now[0] += 1.0
+
+    def be_slow(epoch, logs):
+        trainer.slow_replica = SlowReplica(3, 1.5)
+
+    clock = callbacks.LambdaCallback(on_train_batch_begin=move, on_epoch_end=be_slow)
+    trainer.fit(x, y, batch_size=4, epochs=2, callbacks=[clock])
+    shown = [text.split("  ") for text in bars.texts]
+    assert [text[:2] for text in shown] == [[f"0:00:0{left} left", "4 rows/s"] for left in (5, 4, 3, 2, 1, 0)]
+    assert all(text[2].startswith("loss ") for text in shown)
+    assert [text[3:] for text in shown] == [[]] * 3 + [["replica 3 is slow: 1.5 times the others"]] * 3
+    trainer.evaluate(x, y, batch_size=4, callbacks=[callbacks.LambdaCallback(on_test_batch_begin=move)])
+    assert bars.texts[6:] == [f"0:00:0{left} left" for left in (2, 1, 0)]
+
+
+@pytest.mark.parametrize("slow", [0, 2])
+def test_the_slow_replica_of_an_epoch_is_known_on_all_ranks(slow):
+    def on_rank():
+        seconds = [0.0]
+
+        def value_and_grad(w, x):
+            seconds[0] += 3.0 if mpidist.rank() == slow else 1.0
+            return 0.0, numpy.zeros(1)
+
+        with mpidist.MultiWorkerMirroredStrategy().scope():
+            trainer = mpidist.Trainer(value_and_grad, mpidist.Variable(numpy.zeros(1)), mpidist.optimizers.SGD(0.1))
+        trainer._step.own_time = OwnTime(lambda: seconds[0])
+        trainer.fit(numpy.zeros(6), batch_size=3, verbose=0)
+        return trainer.slow_replica
+
+    assert run_ranks(3, on_rank) == [SlowReplica(slow, 3.0)] * 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ([2.0], None),
+        ([1.0, 1.05], None),
+        ([0.0, 0.0, 1.0], None),  # others did nothing
+        ([1.0, 2.0], SlowReplica(1, 2.0)),
+        ([6.0, 1.0, 2.0, 3.0], SlowReplica(0, 3.0)),
+    ],
+)
+def test_a_replica_is_slow_against_the_median_of_the_others(seconds, expected):
+    assert SlowReplica.of(seconds) == expected
 
 
 @pytest.mark.parametrize("verbose", [0, 2])

@@ -167,6 +167,14 @@ def test_examples_a_second_are_of_the_rows_that_were_seen(steps, shown, rows, ca
     assert told == [round(rows[0] / 2), round(rows[1] / 4)]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [([2.0], ""), ([1.0, 1.05], ""), ([1.0, 6.0, 2.0], "rank 1 is slow: 3.0 times the next")],
+)
+def test_the_rank_that_computes_for_longer_than_the_others_is_named(seconds, told):
+    assert display.slowest(seconds) == told
+
+
 def test_ranks_that_share_cores_are_told_that_this_is_no_speed():
     here, header = display.socket.gethostname(), ("rank", "host")
     ranks = [header, *((str(rank), here) for rank in range(8)), ("8", here + "-2")]
@@ -244,7 +252,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import display
 with display.Progress(2, 10, 5, 0, True) as progress:
-    progress.show(2, 0.5)
+    progress.show(2, 0.5, "rank 1 is slow")
+    progress.show(4, 0.5, "rank 1 is slow")
 """
 
 
@@ -266,3 +275,4 @@ def test_the_bar_has_no_colors_where_none_are_wanted(tmp_path):
     assert color.search(_on_terminal(tmp_path))
     plain = _on_terminal(tmp_path, NO_COLOR="1")
     assert "epoch" in plain and not color.search(plain)
+    assert "rank 1 is slow" in plain and "0:00:00" in plain  # the bar has the time left, too
