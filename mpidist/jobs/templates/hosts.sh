@@ -18,7 +18,7 @@
 {% endblock %}
 
 {% block header %}
-# It was checked by `bash -n`, and written from manuals: it has not been run under {{ name }}.
+# {{ shown | default("It was checked by `bash -n`, and written from manuals: it has not been run under " ~ name ~ ".") }}
 # {{ usage }}
 {% endblock %}
 

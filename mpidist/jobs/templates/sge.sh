@@ -1,6 +1,7 @@
 {% extends "hosts.sh" %}
 {% set name = "Grid Engine" %}
 {% set usage = "Submit it: qsub FILE. See it: qstat -j NUMBER. Stop it: qdel NUMBER." %}
+{% set shown = "Scripts like this one have run to their end on Son of Grid Engine 8.1.9." %}
 {% set job = "$JOB_ID" %}
 {% set restarts = "${RESTARTS:-0}" %}
 {% set reach = "by qrsh, if the parallel environment has control_slaves TRUE" %}
