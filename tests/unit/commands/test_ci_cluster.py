@@ -105,5 +105,5 @@ def test_where_all_can_be_had_all_run_and_none_may_be_skipped(call, tmp_path: Pa
 
 @pytest.mark.parametrize("program", ["python", "mpirun.openmpi"])
 def test_a_test_that_fails_is_a_failure_and_the_others_run_all_the_same(call, program: str):
-    done = call(TESTS, builds=True, **{program: f'echo "$@"; [ "$2" = pip ] || exit 1'})
+    done = call(TESTS, builds=True, **{program: 'echo "$@"; [ "$2" = pip ] || exit 1'})
     assert done.returncode != 0 and all(folder in done.stdout for folder in (*TESTS, "tests/hdf5"))
