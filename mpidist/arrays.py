@@ -144,14 +144,9 @@ def to_array(value: Any) -> Any:
     Known arrays are returned as they are, or as `plain` has them.  Memory of a CUDA device
     (``__cuda_array_interface__``, DLPack) becomes a CuPy array without a copy; anything else, Python numbers and lists
     included, a NumPy array, without a copy where NumPy can do without.  What a library computes later (JAX) is waited
-    for.  Of a tensor that needs a gradient (PyTorch) it is the numbers, as of ``tensor.detach()``.
-
-    Raises
-    ------
-    MissingDependencyError
-        The value lies in device memory and CuPy is not installed.
-    TypeError
-        It is an array that means more than its numbers, see `plain`.
+    for.  Of a tensor that needs a gradient (PyTorch) it is the numbers, as of ``tensor.detach()``.  A value in device
+    memory without CuPy is a MissingDependencyError; an array that means more than its numbers is a TypeError, see
+    `plain`.
     """
     if is_known(value):
         return plain(value)

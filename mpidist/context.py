@@ -123,10 +123,7 @@ def _leave(stack: list[Mode], mode: Mode) -> None:
 class entered:  # noqa: N801 - reads as a function
     """Put `mode` in force for the time of a ``with`` block.  Local.
 
-    Raises
-    ------
-    RuntimeError
-        On leaving, when a block entered after this one has not been left.
+    RuntimeError on leaving, when a block entered after this one has not been left.
     """
 
     __slots__ = ("_mode",)

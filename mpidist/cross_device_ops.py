@@ -338,10 +338,7 @@ class NcclAllReduce(AllReduceCrossDeviceOps):
 def require_nccl(communicator: Communicator, asked: str) -> None:
     """Raise MissingDependencyError unless this rank has a GPU to use NCCL on.  Local.
 
-    Parameters
-    ----------
-    asked : str
-        What asks for NCCL, for the message.
+    `asked` is what asks for NCCL, for the message.
     """
     if arrays.list_physical_devices("GPU"):
         return

@@ -200,12 +200,8 @@ _warned: set[str] = set()  # unknown variables of which has been warned
 def settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Return the `Settings` of this environment (Local).
 
-    Warns once of a variable ``MPIDIST_*`` that there is not, with the names that are like it.
-
-    Raises
-    ------
-    ValueError
-        Names a variable that cannot be read, and what is expected of it.
+    Warns once of a variable ``MPIDIST_*`` that there is not, with the names that are like it.  A ValueError names a
+    variable that cannot be read, and what is expected of it.
     """
     environ = os.environ if environ is None else environ
     _warn_of_unknown(environ)

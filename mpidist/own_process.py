@@ -22,17 +22,7 @@ _ExceptionHook = Callable[[type[BaseException], BaseException, "TracebackType | 
 class Handler:
     """A handler of a signal in this process, in force from now on.  Only the main thread may make one.
 
-    Parameters
-    ----------
-    number : signal.Signals
-    handle : callable
-        ``handle(number, frame)``
-
-    Attributes
-    ----------
-    number : signal.Signals
-    previous : callable, int or None
-        The handler before this one.
+    It calls ``handle(number, frame)``; `previous` is the handler before this one.
     """
 
     def __init__(self, number: signal.Signals, handle: Callable[[int, FrameType | None], object]) -> None:

@@ -18,6 +18,7 @@ from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadc
 from mpidist.frameworks.torch.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from mpidist.frameworks.torch.comm_hook import comm_hook
 from mpidist.frameworks.torch.data_parallel import DistributedDataParallel
+from mpidist.frameworks.torch.distribution import compute_average_loss
 from mpidist.frameworks.torch.horovod_names import (
     Average,
     Max,
@@ -55,7 +56,6 @@ from mpidist.frameworks.torch.horovod_names import (
     size,
     synchronize,
 )
-from mpidist.frameworks.torch.losses import compute_average_loss
 from mpidist.frameworks.torch.optimizer import DistributedOptimizer
 from mpidist.frameworks.torch.sampler import DistributedSampler
 

@@ -57,8 +57,8 @@ step=
 ended=
 # 120 s before the time limit: mpidist run passes USR1 to the ranks, which save and end with status 42.
 trap 'echo "$(date "+%F %T") USR1: the ranks are told to save"; [ -z "$step" ] || kill -USR1 "$step"' USR1
-# The job is ended: wait for what the ranks still do.
-trap 'ended=yes; echo "$(date "+%F %T") TERM: the job is ended from outside"' TERM
+# bkill sends INT, TERM and KILL, 10 s apart: wait for what the ranks still do.
+trap 'ended=yes; echo "$(date "+%F %T") INT or TERM: the job is ended from outside"' INT TERM
 # LSF gives no such signal, or each site another one: a timer of this script does.
 (trap 'kill $!; exit' TERM; sleep 3480 & wait $!; kill -USR1 $$) &
 timer=$!

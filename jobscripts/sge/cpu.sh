@@ -2,7 +2,7 @@
 # Grid Engine job: 2 nodes, 4 ranks a node, 2 cores a rank
 #
 # Printed by: mpidist job sge --nodes 2 --ranks-per-node 4 --cores 2 --name digits-cpu --requeue 10 --python '$HOME/venvs/mpidist/bin/python' examples/train.py -- --epochs 60 --checkpoint '{checkpoints}' --resume
-# It was checked by `bash -n`, and written from manuals: it has not been run under Grid Engine.
+# Scripts like this one have run to their end on Son of Grid Engine 8.1.9.
 # Submit it: qsub FILE. See it: qstat -j NUMBER. Stop it: qdel NUMBER.
 
 #$ -N digits-cpu
@@ -31,7 +31,7 @@ folder=${SCRATCH:-$PWD}/digits-cpu
 checkpoints=$folder/checkpoints
 mkdir -p "$checkpoints" || exit 1
 rm -f "$checkpoints/requeue"        # of the start before this one; see the end
-restarts=$(cat "$folder/.restarts-$JOB_ID" 2>/dev/null || echo 0) # how often this job was put back in the queue
+restarts=${RESTARTS:-0}             # how often this job was put back in the queue
 echo "$(date '+%F %T') $(hostname): job $JOB_ID, $nodes nodes ($hosts), restart $restarts"
 
 # Restarts that save nothing lead nowhere: the third in a row stops.
@@ -61,7 +61,7 @@ trap 'ended=yes; echo "$(date "+%F %T") TERM: the job is ended from outside"' TE
 (trap 'kill $!; exit' TERM; sleep 3480 & wait $!; kill -USR1 $$) &
 timer=$!
 
-# --hosts   the job's nodes, each with its number of ranks; mpirun reaches them by ssh, which must ask for no password
+# --hosts   the job's nodes, each with its number of ranks; mpirun reaches them by qrsh, if the parallel environment has control_slaves TRUE
 # -x        variables that the ranks on other nodes get too
 "$python" -m mpidist run -n "$((nodes * ranks_per_node))" --hosts "$hosts" -x OMP_NUM_THREADS \
     examples/train.py --epochs 60 --checkpoint "$checkpoints" --resume &
@@ -80,8 +80,8 @@ if [ "$status" -eq 42 ] || [ -e "$checkpoints/requeue" ]; then reason=saved; fi
 if [ -n "$reason" ] && [ -z "$ended" ]; then
     if [ "$restarts" -lt 10 ]; then
         echo "$(date '+%F %T') $reason: the job goes back to the queue"
-        echo "$((restarts + 1))" >"$folder/.restarts-$JOB_ID"
-        exit 99                             # Grid Engine requeues by this status
+        # Not exit 99: a job of several nodes would then wait for ever for their "clean up of a previous run" (8.1.9).
+        cp "$0" "$folder/job.sh" && qsub -v RESTARTS="$((restarts + 1))" "$folder/job.sh"
     else
         echo "$(date '+%F %T') $reason, after 10 restarts, which is the limit: submit the script again to go on"
     fi

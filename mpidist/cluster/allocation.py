@@ -24,17 +24,8 @@ class HostShare:
 class Allocation:
     """The hosts of a job.
 
-    Attributes
-    ----------
-    scheduler, job : str
-        Its name, and what it calls the job.
-    shares : mapping of str to HostShare
-        By host, in the scheduler's order.
-    ranks : int
-        How many ranks the job was asked for, in all its components; 1 for each host where the places may be meant for
-        threads.
-    components : int
-        Of a heterogeneous job, of which `shares` has only the first one.
+    `shares` are by host, in the scheduler's order; of a heterogeneous job those of its first component.  `ranks` is how
+    many the job was asked for in all its `components`; 1 for each host where the places may be meant for threads.
     """
 
     scheduler: str
@@ -72,10 +63,7 @@ class AllocationSource:
 def given_allocation(environ: Mapping[str, str] | None = None) -> Allocation | None:
     """Return what a scheduler has given to this job, None outside of jobs.  Local.
 
-    Raises
-    ------
-    ClusterResolutionError
-        The variables of a scheduler cannot be read.
+    ClusterResolutionError where the variables of a scheduler cannot be read.
     """
     environ = os.environ if environ is None else environ
     for scheduler in SCHEDULERS:

@@ -86,12 +86,7 @@ def may_see_gpus(
 ) -> bool:
     """Return whether this process may have GPUs, without asking CUDA: there are a driver and CuPy.  Local.
 
-    Parameters
-    ----------
-    environ : mapping, optional
-        By default that of the process; ``CUDA_VISIBLE_DEVICES`` may hide all GPUs.
-    exists, is_installed : callable
-        Whether there is a file of that path, a package of that name.
+    ``CUDA_VISIBLE_DEVICES`` may hide all GPUs; `exists` and `is_installed` look for a file and for a package.
     """
     shown = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
     if shown is not None and shown.strip() in ("", "-1", "NoDevFiles"):
@@ -111,21 +106,8 @@ def device_of_rank(
     """Return the device of a rank.  Local, and the same arithmetic on every rank.
 
     Asked for devices, local rank i takes the i-th.  Else it takes GPU i; more ranks than visible GPUs share them in
-    turn, which is also right where the launcher shows each rank only its own.  Without GPUs it is CPU i.
-
-    Parameters
-    ----------
-    local_rank, local_size : int
-        The rank's place on its node, and the number of ranks there.
-    requested : sequence of str or Device, optional
-        The devices of the node's ranks, in local rank order; empty is like None.
-    gpu_count : int
-        How many GPUs this rank can see.
-
-    Raises
-    ------
-    ValueError
-        Another number of devices than local ranks, or as `parse_devices`.
+    turn, which is also right where the launcher shows each rank only its own.  Without GPUs it is CPU i.  ValueError
+    where there are more or fewer devices than local ranks, or as `parse_devices`.
     """
     if not requested:
         gpu = gpu_of_rank(local_rank, gpu_count)

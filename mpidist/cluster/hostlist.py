@@ -15,12 +15,8 @@ def expand_hostlist(hostlist: str) -> list[str]:
     """Return the host names of a list such as ``gpu-[01-03,7]-ib,n[1-2]c[0-1]``, in the order written.  Local.
 
     Each bracket holds numbers and ranges; leading zeros are kept.  Several brackets in a name are expanded like nested
-    loops, the last one fastest.  An empty list has no hosts.
-
-    Raises
-    ------
-    ValueError
-        Shows the list and the part that cannot be read.
+    loops, the last one fastest.  An empty list has no hosts.  A ValueError shows the list and the part that cannot be
+    read.
     """
     if not hostlist:
         return []

@@ -40,13 +40,6 @@ def is_chief(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | No
     return task_type == "worker" and task_id == 0 and "chief" not in cluster_spec.jobs
 
 
-def id_in_cluster(cluster_spec: ClusterSpec, task_type: str, task_id: int) -> int:
-    """Return the task's place among the tasks that train together: the chief first, then the workers.  Local."""
-    validate(cluster_spec, task_type, task_id)
-    _check_trains(task_type)
-    return task_id + (task_count(cluster_spec, "chief") if task_type == "worker" else 0)
-
-
 def worker_count(cluster_spec: ClusterSpec, task_type: str) -> int:
     """Return how many tasks train together with a task of this type: chief and workers, or one evaluator.  Local."""
     validate(cluster_spec, task_type, 0)
@@ -60,16 +53,7 @@ def parse_roles(text: str, size: int) -> tuple[Task, ...]:
     """Return the task of every rank, from a list such as ``"chief:1,worker:*,ps:2"``.  Local.
 
     Ranks take the roles in the order written.  A role without a number is one rank; ``*``, once, is all that are left.
-
-    Parameters
-    ----------
-    size : int
-        The number of ranks.
-
-    Raises
-    ------
-    ValueError
-        An unknown role, a number that cannot be read, two chiefs or evaluators, or not `size` ranks in all.
+    ValueError for an unknown role, a number that cannot be read, two chiefs or evaluators, or not `size` ranks in all.
     """
     entries = [_entry(entry, text) for entry in text.split(",")]
     rest = size - sum(count for _, count in entries if count is not None)

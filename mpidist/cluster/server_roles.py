@@ -21,9 +21,6 @@ from mpidist.errors import counted
 #: How many ranks make a worker: so many, or those of a node.
 RanksPerWorker = int | str
 
-#: Jobs whose ranks run the training program.
-TRAINING = ("chief", "worker")
-
 
 @dataclass(frozen=True)
 class Roles:

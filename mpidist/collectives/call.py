@@ -22,21 +22,9 @@ def digest_of(description: Description) -> int:
 class Call:
     """What a rank says about its call.
 
-    Parameters
-    ----------
-    name : str
-    tensors : sequence of (name, dtype, shape)
-    packs : sequence of (algorithm, bytes)
-        The units in which tensors are reduced.
-    orders : mapping of int to sequence of int
-        For tensors that do not lie in memory in the order of their axes: the order in which these do.
-
-    Attributes
-    ----------
-    digest : int
-        64 bits that stand for the description.
-    what : str
-        The call in a few words, for messages.
+    `packs` are the units in which tensors are reduced, each with algorithm and bytes.  `orders` has, for tensors that
+    do not lie in memory in the order of their axes, the order in which these do.  `digest` is 64 bits that stand for
+    the description; `what` is the call in a few words, for messages.
     """
 
     __slots__ = ("digest", "what", "_described", "_digest", "_say_more")
@@ -59,12 +47,7 @@ class Call:
     def compare_too(self, digest: int, say: Callable[[], FactsAndAdvice]) -> None:
         """Have facts compared with the call from now on, which change from time to time.  Local.
 
-        Parameters
-        ----------
-        digest : int
-            64 bits that stand for the facts.
-        say : callable
-            Returns the facts, where they differ.
+        `digest` is 64 bits that stand for the facts; ``say()`` returns them, where they differ.
         """
         self.digest, self._say_more = self._digest ^ digest, say
 

@@ -20,12 +20,8 @@ from mpidist.transports.base import Transport
 class CallCheck:
     """Numbers and compares the calls of one rank of a world.
 
-    Parameters
-    ----------
-    transport : Transport
-        Of the world, with what observes it.
-    header : Header or None
-        Compares the calls of several nodes whose ranks share memory.
+    `transport` is that of the world, with what observes it; `header` compares the calls of several nodes whose ranks
+    share memory.
     """
 
     def __init__(self, world: World, transport: Transport, header: Header | None) -> None:
@@ -39,15 +35,8 @@ class CallCheck:
         """Number a call, and make sure that all ranks make the same one.
 
         Collective: every rank calls it in the same order, inside the turnstile of the control channel.
-
-        Raises
-        ------
-        CollectiveMismatchError
-            On all ranks: names the ranks that differ, the tensor, and both shapes.
-        RemoteReplicaError
-            The function given to `run` raised on another rank, which therefore does not make this call.
-        TransportTimeoutError, RankFailedError
-            A rank did not come, and why as far as it is known.
+        CollectiveMismatchError, on all ranks, names the ranks that differ, the tensor, and both shapes.
+        RemoteReplicaError: the function given to `run` raised on another rank, which therefore does not make this call.
         """
         control = self._control
         watch = control.begin(call.what, call.digest, timeout_seconds)

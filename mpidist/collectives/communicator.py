@@ -138,10 +138,7 @@ class Communicator:
     def way(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> Way:
         """Return the way of a unit of `nbytes`; an explicit choice wins.  Local.
 
-        Raises
-        ------
-        ValueError
-            There is no such algorithm here.
+        ValueError where there is no such algorithm here.
         """
         return self._chooser.way(nbytes, algorithm, on_host)
 
@@ -171,20 +168,9 @@ class Communicator:
     ) -> BucketReduction:
         """Return the reduction of a bucket.  Local.
 
-        Parameters
-        ----------
-        way : Way
-        sources, targets : Pieces
-        dtypes : sequence of three dtypes
-            Of the sources, of what is added, and of the targets.
-        op : str
-            ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
-        scale : float, optional
-            What reduced values are multiplied by.
-        kind : array, optional
-            An array of the kind that is reduced; by default they are NumPy's.
-        scratch : Scratch, optional
-            What buckets are packed into; those that are reduced one after the other may share it.
+        `dtypes` are those of the sources, of what is added, and of the targets; reduced values are multiplied by
+        `scale`.  `kind` is an array of the kind that is reduced, by default NumPy's.  Buckets are packed into
+        `scratch`; those that are reduced one after the other may share it.
         """
         bound = self._memory.reduction(way, sources, targets, dtypes, op, scale)
         if bound is not None:

@@ -105,23 +105,9 @@ def _seconds_per_byte() -> float:
 class EarlySums(Bound):
     """The sums of the buckets of one plan, to be begun again and again.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    plan : Plan
-    number : int
-        Of the list, the same on all ranks.  See `early_plan`.
-    call : Call
-        The one that takes the sums.
-    flags : int
-        How many numbers are added up in that call, besides.
-
-    Attributes
-    ----------
-    buffers : list of array
-        By bucket: where this rank puts its values before it is begun, and where the sums are behind a call.
-    flags : array
-        0 or more, to be set before a call; behind it the sums over all ranks.
+    `number`, the list's, is the same on all ranks, see `early_plan`; `call` takes the sums, and adds up `flags` numbers
+    besides.  `buffers` are by bucket: this rank's values before the sums are begun, and the sums behind a call.  The
+    attribute `flags` is 0 or more, set before a call; behind it are the sums over all ranks.
     """
 
     def __init__(self, ranks: Communicator, plan: Plan, number: int, call: Call, flags: int) -> None:

@@ -44,15 +44,7 @@ class Engine:
     Lists come back as new arrays, or as they were packed; are reduced in place; or update parameters on the way.
     `Communicator.engine` keeps the engines of its ranks; what they bind is in its table of bindings.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    bytes_per_pack : int
-        Size in bytes of a fused unit, 0 for the default.
-    algorithm : str, optional
-        As in `Communicator.all_reduce`.
-    timeout_seconds : float, optional
-        For calls that name none.
+    `bytes_per_pack` is the size of a fused unit, 0 for the default; the deadline is for calls that name none.
     """
 
     def __init__(
@@ -193,10 +185,7 @@ class Engine:
     def update(self, in_one_copy: bool = False) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, None where the settings forbid it.  Local.
 
-        Parameters
-        ----------
-        in_one_copy : bool
-            Whether the parameters are arrays that all ranks see.
+        `in_one_copy`: the parameters are arrays that all ranks see.
         """
         if not self._ranks.control.settings.sharded_updates:
             return None
@@ -227,15 +216,8 @@ class Engine:
 class Recent:
     """The lists that were reduced last by one operation, by length: the list that comes next is mostly like one.
 
-    Calling it is collective, and does nothing but return None for a list that is like none of them.
-
-    Parameters
-    ----------
-    ranks : Communicator
-    op : str
-    timeout_seconds : float or None
-    is_packed : bool
-        Whether results are given as they were packed.
+    Calling it is collective, and does nothing but return None for a list that is like none of them.  With `is_packed`
+    results are given as they were packed.
     """
 
     def __init__(self, ranks: Communicator, op: str, timeout_seconds: float | None, is_packed: bool) -> None:

@@ -12,14 +12,8 @@ from mpidist.collectives.communicator import Communicator
 class ChiefResult(NamedTuple):
     """What became of a call on the chief; the same on all ranks.
 
-    Attributes
-    ----------
-    result : object
-        None after an error.
-    kind, text : str
-        The type of the error and what it says; empty where there was none.
-    error : Exception or None
-        The error itself, on the chief.
+    `kind` and `text` are the type of the error and what it says, empty where there was none; the chief has the `error`
+    itself.
     """
 
     result: Any = None
@@ -37,16 +31,9 @@ class ChiefResult(NamedTuple):
 
 
 def from_chief(communicator: Communicator, fn: Callable[[], Any], what: str) -> ChiefResult:
-    """Call a function on the chief, rank 0, and return on all ranks what became of it.
+    """Call a function on the chief, rank 0, and return on all ranks what became of it.  Collective.
 
-    Collective: every rank calls it in the same order.
-
-    Parameters
-    ----------
-    fn : callable
-        Its result is one that JSON can hold.
-    what : str
-        For messages.
+    JSON can hold the result of `fn`; `what` is for messages.
     """
     own: Exception | None = None
     told = ""

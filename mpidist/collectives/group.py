@@ -29,14 +29,7 @@ class GroupCommunicator(Communicator):
     """The collectives of the ranks of one group.
 
     Collective: every rank of `whole` makes one, in the same order.  Its methods are collective over all ranks too: each
-    calls them in its own group.
-
-    Parameters
-    ----------
-    whole : Communicator
-        Of the world.
-    members : sequence of int
-        The ranks of this rank's group, ascending.
+    calls them in its own group.  `members`, ascending, are the ranks of this rank's group.
     """
 
     def __init__(self, whole: Communicator, members: Sequence[int]) -> None:
@@ -48,15 +41,11 @@ class GroupCommunicator(Communicator):
 
     # -- on values whose shapes are the group's own affair ------------------------------------------------------------
 
-    def all_reduce_here(self, array: Any, op: str = "sum", timeout_seconds: float | None = None) -> Any:
+    def all_reduce_here(self, array: Any, op: str = "sum") -> Any:
         """Return an array reduced over the ranks of the group; groups may differ in its shape.
 
-        Collective: every rank of every group calls it in the same order.
-
-        Raises
-        ------
-        CollectiveMismatchError
-            The ranks of a group gave arrays of different shapes; raised in that group.
+        Collective: every rank of every group calls it in the same order.  CollectiveMismatchError in a group whose
+        ranks gave arrays of different shapes.
         """
         array = self._arrays.checked(array, op)
         work = arrays.empty(array.shape, arrays.wire_dtype(array.dtype), array)
@@ -71,20 +60,14 @@ class GroupCommunicator(Communicator):
             bound = self.reduction(way, everything, everything, (work.dtype,) * 3, op, kind=work)
             bound.run(watch, (flat,), (flat,))
 
-        Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None, timeout_seconds)
+        Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None)
         return work.astype(array.dtype, copy=False)
 
-    def all_gather_here(self, array: Any, axis: int, timeout_seconds: float | None = None) -> Any:
+    def all_gather_here(self, array: Any, axis: int) -> Any:
         """Return the arrays of the ranks of the group, joined along `axis`; groups may differ in all lengths.
 
-        Collective: every rank of every group calls it in the same order.
-
-        Raises
-        ------
-        ValueError
-            A scalar, or `axis` out of range.
-        CollectiveMismatchError
-            The arrays of a group do not fit together; raised in that group.
+        Collective: every rank of every group calls it in the same order.  CollectiveMismatchError in a group whose
+        arrays do not fit together; ValueError for a scalar, or an `axis` out of range.
         """
         array = self._arrays.checked(array)
         axis = plain.checked_axis(array, axis)
@@ -96,9 +79,9 @@ class GroupCommunicator(Communicator):
                 self._compare_shapes(name, array.dtype, others, watch)
             return plain.gather(self.transport, array, watch, axis)
 
-        return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None, timeout_seconds)
+        return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None)
 
-    def broadcast_here(self, array: Any, root: int, timeout_seconds: float | None = None) -> Any:
+    def broadcast_here(self, array: Any, root: int) -> Any:
         """Return the array of rank `root` of the group; what the others give, None included, does not matter.
 
         Collective: every rank of every group calls it in the same order, with the same `root`.
@@ -106,7 +89,7 @@ class GroupCommunicator(Communicator):
         if array is not None:
             array = self._arrays.checked(array)
         call = Call(f"broadcast(root={root}) inside replicas")
-        return Once(self, call, lambda watch: self._from_root(root, array, watch))(None, timeout_seconds)
+        return Once(self, call, lambda watch: self._from_root(root, array, watch))(None)
 
     def _from_root(self, root: int, array: Any, watch: Watch) -> Any:
         """Return the array of `root`; the others learn its shape first."""

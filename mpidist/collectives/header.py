@@ -26,14 +26,8 @@ _ALL_ONES = 0xFFFFFFFFFFFFFFFF
 class Header:
     """The digests of all ranks in one call, as the least d and the least ~d of them.
 
-    Parameters
-    ----------
-    segments : SharedSegments
-        Of the ranks of this node.
-    control : ControlChannel
-        Its board has the ranks of this node, and no others.
-    transport : Transport
-        Over the whole world; it has channels.
+    `segments` and the board of `control` are of the ranks of this node, and of no others; `transport` is over the whole
+    world, and has channels.
     """
 
     def __init__(
@@ -52,10 +46,6 @@ class Header:
         """Return the least digest of the call of `watch` over all ranks, and the least of the complements.
 
         Collective: every rank calls it in the same order, when it has posted the call.
-
-        Raises
-        ------
-        TransportTimeoutError, RankFailedError
         """
         self._control.gather(watch)
         flags, (call, first, second) = self._flags, self._words

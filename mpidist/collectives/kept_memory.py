@@ -53,14 +53,8 @@ class _Bytes(Owners):
 class KeptMemory:
     """Memory that is kept for later results.  All is Local, and for one thread at a time.
 
-    Parameters
-    ----------
-    times_largest : int
-        What is kept has at most so many times the bytes of the largest: of one size, so many are kept.
-    room_bytes : int
-        So many bytes are kept in any case.
-    least_bytes : int
-        Shorter arrays are made anew each time, and begin anywhere.
+    What is kept has at most `times_largest` times the bytes of the largest (of one size, so many are kept), but
+    `room_bytes` in any case.  Arrays shorter than `least_bytes` are made anew each time, and begin anywhere.
     """
 
     def __init__(self, times_largest: int, room_bytes: int = 0, least_bytes: int = 0) -> None:

@@ -50,14 +50,7 @@ def _differ_in_orders_only(descriptions: Sequence[Description]) -> bool:
 def explain(descriptions: Sequence[Description], number: int, rank: int) -> str:
     """Return the message of a mismatch.
 
-    Parameters
-    ----------
-    descriptions : sequence of dict
-        What each rank of the group called, in rank order.
-    number : int
-        The number of the call.
-    rank : int
-        The rank that will raise, for the beginning of the message.
+    `descriptions` are what each rank of the group called as its call `number`; `rank` is the one that will raise.
     """
     groups: dict[str, list[int]] = {}
     first = descriptions[0]

@@ -34,18 +34,8 @@ class Bound:
 
     Calling it is collective: every rank calls it, or starts it, in the same order.
 
-    Parameters
-    ----------
-    caller : Communicator
-    call : Call
-        The same on all ranks.
-
-    Attributes
-    ----------
-    timeout_seconds : float or None
-        For calls that name none.
-    key, nbytes, last_call
-        For a table of bindings, see `PlanCache`.
+    `call` is the same on all ranks.  `timeout_seconds` is for calls that name none; `key`, `nbytes` and `last_call` are
+    for a table of bindings, see `PlanCache`.
     """
 
     key: Any = None
@@ -162,12 +152,8 @@ class Bound:
 class Once(Bound):
     """A collective that is called once.
 
-    Parameters
-    ----------
-    move : callable, optional
-        ``move(watch)`` moves the values and returns the results; None compares the calls only.
-    show : callable, optional
-        ``show()`` puts what is short where all ranks see it, before the call is begun.
+    ``move(watch)`` moves the values and returns the results; None compares the calls only.  ``show()`` puts what is
+    short where all ranks see it, before the call is begun.
     """
 
     def __init__(

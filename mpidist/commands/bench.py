@@ -56,18 +56,9 @@ in some row the upper quartile is more than twice the lower one. The exit status
 class Timing:
     """The time of one reduction, of one contender.
 
-    Attributes
-    ----------
-    work : str
-        ``"array"`` or ``"list"``.
-    tensors, size : int
-        How many arrays, and their bytes together.
-    seconds, low, high : float
-        Median over the turns, and the quartiles.
-    ratio : float
-        `seconds` divided by those of the best of MPI.
-    wrong : int
-        Elements that were not the exact sum, on all ranks.
+    `work` is ``"array"`` or ``"list"``, of `tensors` arrays that have `size` bytes together.  `seconds`, `low` and
+    `high` are the median over the turns and the quartiles; `ratio` divides by the best of MPI.  `wrong` counts elements
+    that were not the exact sum, on all ranks.
     """
 
     work: str

@@ -71,14 +71,7 @@ def card_rows(
 ) -> list[Row]:
     """Return the lines about GPUs; Local.
 
-    Parameters
-    ----------
-    found : mapping
-        As of `ask_cuda`.
-    environ : mapping
-        Where variables of CUDA and NCCL are.
-    driver_file : str
-        Where the driver says its version.
+    `found` is that of `ask_cuda`; `environ` has variables of CUDA and NCCL, `driver_file` the driver's version.
     """
     error = found.get("error", "")
     if "cupy" not in found:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from mpidist.collectives.ways import selection
 from mpidist.collectives.ways.selection import Facts
 from mpidist.commands.quantities import show_bytes, show_seconds, table
@@ -15,13 +13,13 @@ from mpidist.tuning.store import Record
 SIZES = tuple(4**power for power in range(1, 15))
 
 
-def page(record: Record, sizes: Sequence[int] = SIZES) -> str:
+def page(record: Record) -> str:
     """Return all that is known of a set of ranks: the levels, and what is chosen for which size (Local)."""
     facts = record.facts()
     topology = facts.topology
     shown = ", ".join(topology.node_names[:4]) + (", ..." if topology.node_count > 4 else "")
     lines = [f"{topology.describe()} ({shown}), {record.key['mpi']}, {record.key['processor']}"]
-    return "\n".join([*lines, "", levels(record.figures, facts), "", choices(record.figures, facts, sizes)])
+    return "\n".join([*lines, "", levels(record.figures, facts), "", choices(record.figures, facts)])
 
 
 def levels(figures: Figures, facts: Facts) -> str:
@@ -43,11 +41,11 @@ def _rate(seconds_per_byte: float) -> str:
     return f"{show_bytes(1 / seconds_per_byte)}/s" if seconds_per_byte > 0 else "no limit seen"
 
 
-def choices(figures: Figures, facts: Facts, sizes: Sequence[int] = SIZES) -> str:
+def choices(figures: Figures, facts: Facts) -> str:
     """Return, by size, what is chosen, the predicted seconds of every candidate, and why it is that one (Local)."""
     known, names = selection.worked_out(figures, facts), selection.eligible(facts)
     rows = [("bytes", "chosen", *names, "because")]
-    for nbytes in sizes:
+    for nbytes in SIZES:
         chosen = known.algorithm(nbytes, facts.has_segments)
         seconds = selection.predictions(figures, nbytes, facts)
         cells = [show_seconds(seconds[name]) if name in seconds else "-" for name in names]

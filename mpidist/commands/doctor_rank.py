@@ -50,6 +50,9 @@ _COUNTERS = (
 #: What to ask the system about an interface: its address.
 _SIOCGIFADDR = 0x8915
 
+#: So long is waited for the answer about GPU memory.
+_CARD_SECONDS = 60
+
 #: Sends an array in GPU memory to itself.  An MPI that takes it for one of the host ends this child.
 _CARD_CHILD = """
 import cupy
@@ -63,14 +66,8 @@ print("yes" if bool((there == back).all()) else "wrong values")
 def observe(folder: str, mpi: str, asks_mpi: bool) -> Observation:
     """Return what this process sees.  Local.
 
-    Parameters
-    ----------
-    folder : str
-        For checkpoints.
-    mpi : str
-        Vendor and version of MPI, as far as they are known.
-    asks_mpi : bool
-        Whether MPI is asked about arrays in GPU memory, in a child process.
+    `folder` is that for checkpoints, `mpi` the vendor and version of MPI, as far as they are known.  With `asks_mpi` a
+    child process asks MPI about arrays in GPU memory.
     """
     cores, h5py = visible_cores(), find_h5py()
     has_driver = may_see_gpus(is_installed=lambda package: True)
@@ -203,13 +200,13 @@ def _lock_error(file: int) -> str:
     return ""
 
 
-def _asks_about_cards(timeout_seconds: float = 60.0) -> str:
+def _asks_about_cards() -> str:
     """Return "yes", or why MPI does not take arrays in GPU memory, by the end of a child that tries."""
     command, environ = [sys.executable, "-c", _CARD_CHILD], without_launcher(os.environ)
     try:
-        child = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=timeout_seconds)
+        child = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_CARD_SECONDS)
     except subprocess.TimeoutExpired:
-        return f"no answer in {timeout_seconds:g} s"
+        return f"no answer in {_CARD_SECONDS} s"
     if child.returncode < 0:
         return f"a process that tried ended by signal {-child.returncode}"
     lines = (child.stdout if child.returncode == 0 else child.stderr).strip().splitlines()

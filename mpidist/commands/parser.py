@@ -11,14 +11,7 @@ from typing import Any, NoReturn
 class Parser(argparse.ArgumentParser):
     """The parser of ``mpidist COMMAND``.
 
-    Parameters
-    ----------
-    what : str
-        What the command does, in the imperative.
-    more : str
-        What stands below the options; begins with examples.
-    **options
-        Of ``argparse.ArgumentParser``.
+    `what` says in the imperative what the command does; `more` stands below the options and begins with examples.
     """
 
     def __init__(self, command: str, what: str, more: str, **options: Any) -> None:

@@ -18,10 +18,7 @@ from mpidist.transports.base import Transport
 class CodeSums(Protocol):
     """Codes on their way to the sums of what they stand for.
 
-    Attributes
-    ----------
-    residues : CodeResidues or None
-        Of the sums that this rank codes again.
+    `residues` are those of the sums that this rank codes again.
     """
 
     residues: CodeResidues | None
@@ -39,10 +36,7 @@ class CodeSums(Protocol):
 class GatheredCodes:
     """The codes of all values of all ranks, gathered; each rank adds up all of them, in rank order.
 
-    Parameters
-    ----------
-    dtype : numpy.dtype
-        Of the values, float32 or float64.
+    The `dtype` of the values is float32 or float64.
     """
 
     residues: CodeResidues | None = None
@@ -50,7 +44,7 @@ class GatheredCodes:
     def __init__(self, transport: Transport, elements: int, dtype: Any, stage: Compression) -> None:
         self._stage, self._rank = stage, transport.rank
         lengths = [_code_bytes(stage, elements, dtype)] * transport.size
-        self._codes, self._pieces, self._gather = _gathering(transport, lengths)
+        self._pieces, self._gather = _gathering(transport, lengths)
 
     def encode(self, values: numpy.ndarray) -> None:
         """Code this rank's values.  Local."""
@@ -71,13 +65,7 @@ class GatheredCodes:
 
 
 class SharedCodes:
-    """Codes of shares: each rank adds up its share of all ranks' values, and codes the sums for the way back.
-
-    Parameters
-    ----------
-    transport, elements, dtype, stage
-        As for `GatheredCodes`.
-    """
+    """Codes of shares: each rank adds up its share of all ranks' values, and codes the sums for the way back."""
 
     def __init__(self, transport: Transport, elements: int, dtype: Any, stage: Compression) -> None:
         self._stage, self._transport, self._rank = stage, transport, transport.rank
@@ -89,7 +77,7 @@ class SharedCodes:
         self._incoming = _cut(numpy.zeros(own * transport.size, numpy.uint8), [own] * transport.size)
         self._incoming[self._rank] = self._outgoing[self._rank]
         self._share = numpy.zeros(shares[self._rank], dtype)
-        self._codes, self._pieces, self._gather = _gathering(transport, lengths)
+        self._pieces, self._gather = _gathering(transport, lengths)
         self.residues = CodeResidues(shares[self._rank], dtype) if stage.error_feedback else None
 
     def encode(self, values: numpy.ndarray) -> None:
@@ -138,12 +126,12 @@ class SharedCodes:
             self.residues.note(share, decoded)
 
 
-def _gathering(transport: Transport, lengths: list[int]) -> tuple[Any, list[Any], Callable[[Watch], None]]:
-    """Return memory for a code of each rank, its pieces by rank, and what gathers them."""
+def _gathering(transport: Transport, lengths: list[int]) -> tuple[list[Any], Callable[[Watch], None]]:
+    """Return memory for a code of each rank, by rank, and what gathers them."""
     codes = numpy.zeros(sum(lengths), numpy.uint8)
     bounds = numpy.concatenate(([0], numpy.cumsum(lengths))).tolist()
     ring = algorithm("all_gather", "ring")
-    return codes, _cut(codes, lengths), Executor(ring, transport, codes, bounds=bounds).run
+    return _cut(codes, lengths), Executor(ring, transport, codes, bounds=bounds).run
 
 
 def _cut(codes: Any, lengths: list[int]) -> list[Any]:

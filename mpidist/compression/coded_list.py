@@ -25,21 +25,7 @@ class CodedList(Bound):
     """The all-reduce of tensors of one float dtype, coded.
 
     On one rank nothing is sent, so nothing is coded.  16-bit floats are coded and added up as float32, and rounded once
-    at the end.
-
-    Parameters
-    ----------
-    signatures : sequence of (name, dtype, shape)
-        Of one dtype.
-    op : str
-        ``"sum"`` or ``"mean"``.
-
-    Attributes
-    ----------
-    residues : CodeResidues or None
-        Of this rank's values.
-    sums : CodeSums or None
-        None on one rank.
+    at the end.  `residues` are those of this rank's values; `sums` are None on one rank.
     """
 
     def __init__(self, ranks: Communicator, signatures: Sequence[Signature], op: str, stage: Compression) -> None:

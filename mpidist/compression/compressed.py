@@ -176,13 +176,8 @@ def bind_all_reduce(
 ) -> Any:
     """Return the all-reduce of lists like this one, to be called or started; with a stage, a `CompressedAllReduce`.
 
-    Collective: every rank calls it in the same order.  Parameters as for `CompressedAllReduce`.
-
-    Returns
-    -------
-    object
-        ``bound(arrays)`` and ``bound.start(arrays).wait()`` return new arrays; ValueError for arrays of other shapes or
-        dtypes, before any communication.
+    Collective: every rank calls it in the same order.  Parameters as for `CompressedAllReduce`.  It returns new arrays;
+    ValueError for arrays of other shapes or dtypes, before any communication.
     """
     if compression is not None:
         return CompressedAllReduce(communicator, like, op, compression, names)
@@ -229,10 +224,7 @@ def restored(
 ) -> Callable[[], None]:
     """Take the residues of a vector out of a state; return what puts them into force.  Local.
 
-    Raises
-    ------
-    ValueError
-        They are not there, or of another length.
+    ValueError where they are not there, or of another length.
     """
     if vector.residues is None:
         return lambda: None

@@ -10,12 +10,8 @@ import numpy
 class CodeResidues:
     """What the codes of earlier calls have lost of values of one length and dtype.
 
-    A call that comes to nothing leaves it as it was: what is new counts only from `keep` on.
-
-    Attributes
-    ----------
-    kept : array, shape (elements,)
-        What is added to the values of the next call.
+    A call that comes to nothing leaves it as it was: what is new counts only from `keep` on.  `kept` is added to the
+    values of the next call.
     """
 
     def __init__(self, elements: int, dtype: Any) -> None:

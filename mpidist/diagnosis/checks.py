@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from mpidist.diagnosis import (
-    card_checks,
-    core_checks,
-    file_checks,
-    launch_checks,
-    memory_checks,
-    network_checks,
-    unlike_checks,
-)
+from mpidist.diagnosis import card_checks, launch_checks, network_checks, node_checks
 from mpidist.diagnosis.case import Case
 from mpidist.diagnosis.finding import Finding
 
@@ -34,20 +26,20 @@ CHECKS = (
     Check("placement", launch_checks.check_placement),
     Check("PMI", launch_checks.check_pmi),
     Check("thread level", launch_checks.check_threads_of_mpi),
-    Check("software", unlike_checks.check_software),
-    Check("working folder", unlike_checks.check_working_folder),
-    Check("settings", unlike_checks.check_settings),
-    Check("cores", core_checks.check_cores),
-    Check("threads", core_checks.check_threads),
-    Check("shared memory", memory_checks.check_shared_memory),
-    Check("memory", memory_checks.check_memory),
-    Check("limits", memory_checks.check_limits),
+    Check("software", launch_checks.check_software),
+    Check("working folder", launch_checks.check_working_folder),
+    Check("settings", launch_checks.check_settings),
+    Check("cores", node_checks.check_cores),
+    Check("threads", node_checks.check_threads),
+    Check("shared memory", node_checks.check_shared_memory),
+    Check("memory", node_checks.check_memory),
+    Check("limits", node_checks.check_limits),
     Check("interfaces", network_checks.check_interfaces),
     Check("node pairs", network_checks.check_pairs),
     Check("clocks", network_checks.check_clocks),
-    Check("folder", file_checks.check_folder),
-    Check("file locks", file_checks.check_locks),
-    Check("h5py", file_checks.check_h5py),
+    Check("folder", node_checks.check_folder),
+    Check("file locks", node_checks.check_locks),
+    Check("h5py", node_checks.check_h5py),
     Check("GPUs", card_checks.check_cards),
     Check("GPU buffers", card_checks.check_card_buffers),
     Check("all-reduce", network_checks.check_all_reduce),

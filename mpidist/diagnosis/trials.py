@@ -27,14 +27,7 @@ _NETWORK, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 def try_together(communicator: Communicator, thread_level: str, folder: str) -> Joint:
     """Return what the ranks found out together, the same on all of them.
 
-    Collective: every rank calls it, with the same `folder`.
-
-    Parameters
-    ----------
-    thread_level : str
-        Of MPI.
-    folder : str
-        For checkpoints.
+    Collective: every rank calls it, with the same `folder`.  `thread_level` is MPI's, `folder` that for checkpoints.
     """
     topology = communicator.topology
     return Joint(

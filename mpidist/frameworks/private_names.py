@@ -18,14 +18,8 @@ _TORCH = "tests/frameworks/test_torch_canaries.py"
 class PrivateName(NamedTuple):
     """A private name.
 
-    Attributes
-    ----------
-    name : str
-        From the framework's package on.  What an object has only when it is made comes behind ``()``.
-    use : str
-        What it is for.
-    canary : str
-        The test that fails where the name is gone, or means something else.
+    The `name` begins with the framework's package; what an object has only when it is made comes behind ``()``.
+    `canary` is the test that fails where the name is gone, or means something else.
     """
 
     name: str
@@ -105,6 +99,11 @@ PRIVATE_NAMES = (
         "keras.optimizers.Optimizer()._iterations",
         "steps on servers",
         f"{_KERAS}::test_what_an_optimizer_keeps_of_its_steps_and_its_learning_rate",
+    ),
+    PrivateName(
+        "keras.optimizers.Optimizer()._trainable_variables",
+        "slots on servers",
+        f"{_KERAS}::test_how_a_model_was_compiled_and_validates",
     ),
     PrivateName(
         "keras.Model()._initial_epoch",
@@ -188,12 +187,7 @@ VERSIONS = {"keras": "keras>=3.12,<3.16", "torch": "torch>=2.1,<2.14"}
 def require(package: str) -> None:
     """Raise unless an installed framework has its private names that are in the list.  Local.
 
-    Raises
-    ------
-    MissingDependencyError
-        It does not: says which, and the versions that do.
-    ImportError
-        It is not installed.
+    MissingDependencyError says which it lacks, and the versions that have them; ImportError where it is not installed.
     """
     version = getattr(importlib.import_module(package), "__version__", "of an unknown version")
     missing = [f"{each.name} ({each.use})" for each in PRIVATE_NAMES if each.package == package and not _is_there(each)]

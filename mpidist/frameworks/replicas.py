@@ -31,18 +31,8 @@ InPlace = Callable[[Sequence[Any]], Any]
 class Replicas:
     """The ranks that train together.
 
-    Parameters
-    ----------
-    communicator : Communicator
-    extended : StrategyExtended, optional
-        Of the strategy whose replicas these are, which may reduce in a way of its own.
-
-    Attributes
-    ----------
-    communicator : Communicator
-    rank, size : int
-    kept : dict
-        By name: what adapters keep of these ranks, as long as they are there.
+    `extended` is that of the strategy whose replicas these are, which may reduce in a way of its own.  `kept` has by
+    name what adapters keep of these ranks, as long as they are there.
     """
 
     def __init__(self, communicator: Communicator, extended: StrategyExtended | None = None) -> None:
@@ -61,19 +51,10 @@ class Replicas:
     def bind(
         self, arrays: Sequence[Any], op: str, names: Sequence[str], compression: Compression | None = None
     ) -> BoundAllReduce:
-        """Return the all-reduce of lists like this one, to new arrays.
+        """Return the all-reduce of lists like this one, to new arrays.  Collective.
 
-        Collective: every rank calls it in the same order.
-
-        Parameters
-        ----------
-        arrays : sequence of array
-        op : str
-            ``"sum"`` or ``"mean"``; without a compression also ``"min"``, ``"max"`` or ``"prod"``.
-        names : sequence of str
-            For messages.
-        compression : Compression, optional
-            How values are coded on the wire.
+        `op` is ``"sum"`` or ``"mean"``; without a compression also ``"min"``, ``"max"`` or ``"prod"``.  `names` are for
+        messages.
         """
         if self._extended is None or compression is not None:
             return bind_all_reduce(self.communicator, arrays, op, compression, names)
@@ -85,17 +66,9 @@ class Replicas:
     def bind_in_place(
         self, op: str, signatures: Sequence[Signature], compression: Compression | None = None, kind: Any = None
     ) -> InPlace:
-        """Return what reduces lists of such arrays in place; operations and compression as for `bind`.
+        """Return what reduces lists of such arrays in place; operations and compression as for `bind`.  Collective.
 
-        Collective: every rank calls it in the same order.
-
-        Parameters
-        ----------
-        op : str
-        signatures : sequence of (name, dtype, shape)
-        compression : Compression, optional
-        kind : array, optional
-            An array of the kind that will be reduced; by default they are NumPy's.
+        `kind` is an array of the kind that will be reduced; by default they are NumPy's.
         """
         if self.size == 1:
             return list
@@ -166,22 +139,14 @@ class Replicas:
             self.communicator.check(self.communicator.call(what, signatures))
 
     def shares_of(self, weight: float) -> float | None:
-        """Return this rank's part of the weights of all ranks; None where all weigh the same.
+        """Return this rank's part of the weights of all ranks; None where all weigh the same.  Collective.
 
-        Collective: every rank calls it in the same order.
-
-        Raises
-        ------
-        ValueError
-            On all ranks: a weight is negative or not finite (names the rank), or all of them are 0.
+        ValueError, on all ranks, where a weight is negative or not finite (names the rank), or all of them are 0.
         """
         return _share(self._of_all(weight, "(weights of the ranks)"), self.rank)
 
     def own_part(self, length: int) -> slice:
-        """Return where this rank's elements are among those of all ranks, in rank order.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return where this rank's elements are among those of all ranks, in rank order.  Collective."""
         first = int(self._of_all(length, "(lengths of the ranks)")[: self.rank].sum())
         return slice(first, first + length)
 
@@ -223,12 +188,8 @@ def replicas_in_force() -> Replicas:
 def replicas_of(strategy: Any) -> Replicas:
     """Return the replicas of a strategy, the same object at every call; of the default one, all ranks of the job.
 
-    Collective at the first call, which may start MPI; local later.
-
-    Raises
-    ------
-    NotImplementedError
-        The strategy reduces nothing over replicas: its gradients go to servers.
+    Collective at the first call, which may start MPI; local later.  NotImplementedError for a strategy that reduces
+    nothing over replicas: its gradients go to servers.
     """
     if context.is_default(strategy):
         communicator = launched_communicator()

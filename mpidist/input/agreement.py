@@ -89,7 +89,8 @@ def described(dataset: Any) -> Facts:
         return facts
     facts += [fact("drop_remainder", dataset.drop_remainder), fact("order of the rows", _order(dataset._stage))]
     sources = list(dataset._stage.sources())
-    named = [(_title(number, len(sources)), source) for number, source in enumerate(sources)]
+    titles = [f" of source {number}" for number in range(len(sources))] if len(sources) > 1 else [""]
+    named = list(zip(titles, sources, strict=True))
     tensors = [tensor for title, source in named for tensor in _tensors(title, source)]
     most_bytes = _MOST_BYTES // max(len(tensors), 1)
     return [*tensors, *facts, *(each for title, source in named for each in _contents(title, source, most_bytes))]
@@ -100,10 +101,6 @@ def _order(stage: Stage) -> str:
     if words and words[-1].startswith("batch("):  # it has facts of its own
         words.pop()
     return ", ".join(words) or "as they are"
-
-
-def _title(number: int, sources: int) -> str:
-    return "" if sources == 1 else f" of source {number}"
 
 
 def _tensors(title: str, source: Stage) -> Iterator[tuple[str, Any, tuple[int, ...]]]:

@@ -32,11 +32,9 @@ class ArrayTable(Table):
         self.rows = self._rows_of(arrays)
 
     def read(self, rows: Positions) -> Any:
-        return structure.map_leaves(lambda array: _copied(array, rows), self._arrays)
-
-
-def _copied(array: Any, rows: Positions) -> numpy.ndarray:
-    return numpy.array(read_rows(array, rows), copy=True, subok=False)
+        return structure.map_leaves(
+            lambda array: numpy.array(read_rows(array, rows), copy=True, subok=False), self._arrays
+        )
 
 
 def npy_table(paths: Any) -> ArrayTable:

@@ -80,12 +80,7 @@ class InputOptions:
 
 @dataclass
 class DistributeOptions:
-    """Options of a data set that is distributed.
-
-    Parameters
-    ----------
-    auto_shard_policy : AutoShardPolicy
-    """
+    """Options of a data set that is distributed."""
 
     auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
 

@@ -55,20 +55,9 @@ class ArraySpec:
 class Stage:
     """Elements, epoch by epoch; see the module's text.
 
-    Attributes
-    ----------
-    length : int, math.inf or None
-    indexed : bool
-        Whether `at` and `gather` work.
-    batched : bool
-        Whether elements are batches, which can be cut into parts.
-    batch_size : int or None
-        Rows of a batch, as far as it is known.
-    drop_remainder : bool
-        Whether every batch has `batch_size` rows.
-    by_row : bool
-        Whether the offset of a batch is the number of its first row, and so the same whatever the batch size; elsewhere
-        it is the number of the batch.
+    `indexed`: `at` and `gather` work.  `batched`: elements are batches, which can be cut into parts, of `batch_size`
+    rows as far as that is known; with `drop_remainder` each has so many.  `by_row`: the offset of a batch is the number
+    of its first row, and so the same whatever the batch size; elsewhere it is the number of the batch.
     """
 
     length: Length = None

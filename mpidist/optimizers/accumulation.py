@@ -21,15 +21,7 @@ _VERSION = 2
 class Accumulation:
     """This rank's sums of gradients since the last update.
 
-    Parameters
-    ----------
-    count : int
-        Micro-batches that make one update.
-
-    Attributes
-    ----------
-    micro_step : int
-        Micro-batches added since the last update.
+    `count` micro-batches make one update; `micro_step` were added since the last one.
     """
 
     def __init__(self, count: int) -> None:
@@ -48,10 +40,7 @@ class Accumulation:
     def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any] | None:
         """Add a micro-batch; return the sums when it was the last one of an update, None before.  Local.
 
-        Raises
-        ------
-        ValueError
-            Its variables are not those of the micro-batches before.
+        ValueError where its variables are not those of the micro-batches before.
         """
         names = [variable.name for variable in variables]
         if self.micro_step == 0:

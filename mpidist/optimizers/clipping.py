@@ -21,19 +21,9 @@ from mpidist.variables import sums_over_parts
 class Clipping:
     """What gradients are clipped to, at most one of the three; None for no limit.
 
-    Parameters
-    ----------
-    clipnorm : float, optional
-        A gradient whose Euclidean norm is larger is scaled down to this norm.
-    clipvalue : float, optional
-        Elements are cut off at this value and at its negative.
-    global_clipnorm : float, optional
-        All gradients are scaled by one factor if the norm of all of them together is larger.
-
-    Raises
-    ------
-    ValueError
-        More than one is given, or one is not positive.
+    `clipnorm` scales down each gradient whose Euclidean norm is larger; `clipvalue` cuts elements off at this value and
+    its negative; `global_clipnorm` scales all gradients by one factor where the norm of all together is larger.
+    ValueError where more than one is given, or one is not positive.
     """
 
     clipnorm: float | None = None

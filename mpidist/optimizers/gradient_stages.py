@@ -17,18 +17,7 @@ from mpidist.variables import sums_over_parts
 
 
 class GradientStages:
-    """The stages of one optimizer.
-
-    Parameters
-    ----------
-    micro_batches : int
-        That make one update.
-
-    Attributes
-    ----------
-    skipped_steps : int
-        Updates left out.
-    """
+    """The stages of one optimizer.  `micro_batches` make one update; `skipped_steps` counts updates left out."""
 
     def __init__(self, micro_batches: int, loss_scale: LossScale, skip_nonfinite: bool, clipping: Clipping) -> None:
         self.accumulation = Accumulation(micro_batches)
@@ -64,15 +53,9 @@ class GradientStages:
         """Return what to multiply every summed gradient by; None if the step is left out, which is counted.
 
         Local, and the same on all ranks without asking, since all have the same bits of the summed gradients.  Where
-        variables are split, the ranks of a replica ask each other: collective among them.
-
-        Parameters
-        ----------
-        gradients : sequence of array
-            What may differ from 0 in each; not looked at unless stages `look_at_gradients`.
-        variables : sequence of Variable
-        scale : float
-            What they are multiplied by, besides the `factor`.
+        variables are split, the ranks of a replica ask each other: collective among them.  `gradients` has what may
+        differ from 0 in each, not looked at unless stages `look_at_gradients`; they are multiplied by `scale` besides
+        the `factor`.
         """
         factor = self.factor * scale  # of the loss scale that these gradients have
         if self.skips_nonfinite:

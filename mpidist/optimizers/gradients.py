@@ -14,10 +14,7 @@ from mpidist.variables import DistributedVariable, IndexedSlices
 def checked_gradients(pairs: list[Any]) -> tuple[list[Any], list[Any]]:
     """Return gradients, of their variables' dtypes, and variables; those without a gradient left out.  Local.
 
-    Raises
-    ------
-    TypeError, ValueError, RuntimeError
-        As for `Optimizer.apply_gradients`.
+    Errors as for `Optimizer.apply_gradients`.
     """
     _require_pairs(pairs)
     pairs = _with_gradients(pairs)

@@ -33,14 +33,9 @@ def is_default_name(name: str) -> bool:
 class SavedSlots:
     """Arrays that were saved for one variable.
 
-    Attributes
-    ----------
-    name : str
-        Of the variable when it was saved; empty where the state does not say.
-    arrays : dict of str to array
-        In the shape of the whole variable, by the name of the slot.
-    variable : Variable or None
-        To which they belong here; None while that is not known.
+    `name` is the variable's when it was saved; empty where the state does not say.  `arrays` are by the name of the
+    slot, in the shape of the whole variable.  `variable` is that to which they belong here; None while that is not
+    known.
     """
 
     name: str
@@ -66,10 +61,7 @@ class SavedSlots:
 def described(saved: Sequence[SavedSlots], keys: tuple[str, str], paths: Mapping[int, str]) -> dict[str, Any]:
     """Return names and paths, as entries of a state; an empty path where a checkpoint has no such variable.  Local.
 
-    Raises
-    ------
-    ValueError
-        Two variables have one name.
+    ValueError where two variables have one name.
     """
     names = [each.name if each.variable is None else each.variable.name for each in saved]
     if twice := sorted({name for name in names if name and names.count(name) > 1}):
@@ -80,10 +72,7 @@ def described(saved: Sequence[SavedSlots], keys: tuple[str, str], paths: Mapping
 def slots_in(state: Mapping[str, Any], variables: Mapping[str, Any]) -> list[SavedSlots]:
     """Return the slots of a state, by number; those whose path is known here have their variable.  Local.
 
-    Raises
-    ------
-    ValueError
-        A shape is not that of the variable.
+    ValueError where a shape is not that of the variable.
     """
     found: dict[int, dict[str, Any]] = {}
     for key, value in state.items():
@@ -123,12 +112,8 @@ def bind_by_name(saved: Sequence[SavedSlots], variables: Sequence[Any]) -> None:
 
     Names that users gave must be equal.  Names by default count anew in every strategy, and may be others in another
     script: as many as were saved are matched in the order of creation.  Without names, by shapes that come once, and
-    one to one.
-
-    Raises
-    ------
-    ValueError
-        Some of the saved slots and some of the variables are left over; or a shape is not that of the variable.
+    one to one.  ValueError where some of the saved slots and some of the variables are left over, or a shape is not
+    that of the variable.
     """
     taken = {id(each.variable) for each in saved}
     free = [variable for variable in variables if id(variable) not in taken]

@@ -34,12 +34,7 @@ class LearningRateSchedule(abc.ABC):
 
 
 class Constant(LearningRateSchedule):
-    """The same rate at every step; to be warmed up.
-
-    Parameters
-    ----------
-    learning_rate : float
-    """
+    """The same rate at every step; to be warmed up."""
 
     def __init__(self, learning_rate: float) -> None:
         self.learning_rate = learning_rate
@@ -83,10 +78,8 @@ class ExponentialDecay(LearningRateSchedule):
 
     Parameters
     ----------
-    initial_learning_rate : float
     decay_steps : int
         Positive.
-    decay_rate : float
     staircase : bool
         Decay at once every `decay_steps` steps, not a little at each.
     """
@@ -118,10 +111,8 @@ class PolynomialDecay(LearningRateSchedule):
 
     Parameters
     ----------
-    initial_learning_rate : float
     decay_steps : int
         Positive; afterwards the rate stays.
-    end_learning_rate : float
     power : float
         1 for a straight line.
     """
@@ -152,7 +143,6 @@ class CosineDecay(LearningRateSchedule):
         The lowest rate, as a share of the highest.
     warmup_target : float, optional
         The highest rate, which is reached after `warmup_steps`; without it, `initial_learning_rate` is the highest.
-    warmup_steps : int
     """
 
     def __init__(
@@ -187,10 +177,8 @@ class WarmUp(LearningRateSchedule):
 
     Parameters
     ----------
-    schedule : callable or float
     steps : int
         Positive.
-    start : float
     """
 
     def __init__(self, schedule: Callable[[int], float] | float, steps: int, start: float = 0.0) -> None:

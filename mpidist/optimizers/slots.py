@@ -14,17 +14,8 @@ from mpidist.optimizers.slices import compute_dtype
 class Slots:
     """The slots of all variables of one optimizer.  All Local, unless said otherwise.
 
-    Parameters
-    ----------
-    names : sequence of str
-        The arrays that every variable has.
-    initial : mapping of str to float
-        The first value of each slot; 0 for a slot that is not named.
-
-    Attributes
-    ----------
-    has_unbound : bool
-        Whether there are restored slots whose variables are not known yet.
+    Every variable has the arrays `names`, which begin with `initial`, or with 0.  `has_unbound`: there are restored
+    slots whose variables are not known yet.
     """
 
     def __init__(self, names: Sequence[str], initial: Mapping[str, float]) -> None:
@@ -126,13 +117,7 @@ class Slots:
         self.has_unbound = any(each.variable is None for each in self._waiting)
 
     def expect(self, variables: Sequence[Any]) -> None:
-        """Find what was restored for variables that are about to be updated.
-
-        Raises
-        ------
-        ValueError
-            As for `bind_by_name`.
-        """
+        """Find what was restored for variables that are about to be updated.  Errors as for `bind_by_name`."""
         bind_by_name(self._waiting, [each for each in variables if id(each) not in self._number_of_id])
         self.has_unbound = any(each.variable is None for each in self._waiting)
 

@@ -17,10 +17,7 @@ from mpidist.variables import IndexedSlices
 def rows_of_variable(gradient: IndexedSlices, variable: Any) -> IndexedSlices:
     """Return the rows in the variable's dtype, every row once.  Local.
 
-    Raises
-    ------
-    ValueError
-        They are no rows of the variable.
+    ValueError where they are no rows of the variable.
     """
     try:
         gradient.check(variable.shape)
@@ -32,10 +29,7 @@ def rows_of_variable(gradient: IndexedSlices, variable: Any) -> IndexedSlices:
 def of_dtype(values: Any, variable: Any) -> Any:
     """Return values of a gradient in its variable's dtype.  Local.
 
-    Raises
-    ------
-    UnsupportedDtypeError
-        They are no numbers, or are complex ones for a variable that is not.
+    UnsupportedDtypeError where they are no numbers, or are complex ones for a variable that is not.
     """
     if values.dtype == variable.dtype:
         return values

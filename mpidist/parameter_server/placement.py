@@ -34,11 +34,6 @@ class Placement:
         self._placed += counts
         self._nbytes[server] += nbytes
 
-    @property
-    def bytes_by_server(self) -> tuple[int, ...]:
-        """How many bytes each server holds."""
-        return tuple(self._nbytes)
-
 
 def shard_offsets(rows: int, shards: int) -> list[int]:
     """Return the first row of every shard, and `rows` at the end: as even as can be, longer ones first."""
@@ -54,10 +49,7 @@ def shard_offsets(rows: int, shards: int) -> list[int]:
 def shard_count(partitions: Sequence[int], shape: Sequence[int], name: str) -> int:
     """Return how many shards a partitioner's answer means; 1 for a variable that stays whole.
 
-    Raises
-    ------
-    ValueError
-        It is not one number for each axis, or cuts another axis than the first.
+    ValueError where it is not one number for each axis, or cuts another axis than the first.
     """
     if not isinstance(partitions, (list, tuple)) or len(partitions) != len(shape):
         raise ValueError(

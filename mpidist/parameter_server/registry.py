@@ -86,7 +86,7 @@ def variable_of(number: int, description: dict[str, Any]) -> Any:
     """Return this process's variable of a number; unpickling calls this.  Local, but asks the servers for a new one."""
     registry = installed()
     if number not in registry.variables:
-        registry.variables[number] = registry.extended.described_variable(number, description)
+        registry.variables[number] = registry.extended.described_variable(description)
     return registry.variables[number]
 
 

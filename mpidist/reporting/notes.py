@@ -28,17 +28,8 @@ Line = dict[str, Any]
 class RunNotes:
     """The notes of one rank.  A line that cannot be written is lost, with a warning once; the training goes on.
 
-    Parameters
-    ----------
-    folder : Path
-        Made if it is not there.
-    about : dict
-        What the rank is; see `reporting.facts`.
-
-    Raises
-    ------
-    OSError
-        The file cannot be opened.
+    The `folder` is made if it is not there; `about` is what the rank is, see `reporting.facts`.  OSError where the file
+    cannot be opened.
     """
 
     def __init__(self, folder: Path, communicator: Communicator, about: Line) -> None:
@@ -103,14 +94,8 @@ def memory_peak() -> int | None:
 class RankNotes:
     """What one rank has noted.
 
-    Attributes
-    ----------
-    lines : list of dict
-        Of the last session.
-    earlier : list of dict
-        Of the sessions that it goes on from.
-    is_cut : bool
-        Whether the last line is not whole.
+    `lines` are those of the last session, `earlier` those of the sessions that it goes on from.  `is_cut`: the last
+    line is not whole.
     """
 
     about: Line
@@ -148,10 +133,7 @@ class RankNotes:
 def read(folder: Path) -> tuple[dict[int, RankNotes], list[str]]:
     """Return the notes of the folder's newest training by rank, and what is missing.
 
-    Raises
-    ------
-    ValueError
-        There are none.
+    ValueError where there are none.
     """
     problems: list[str] = []
     found = [notes for path in sorted(folder.glob("rank-*.jsonl")) if (notes := _read_file(path, problems))]

@@ -39,12 +39,7 @@ class RankTrace:
 def write(folder: Path, output: Path | None = None, most_bytes: float = math.inf) -> Path:
     """Write the page, and return its path.  Traces of more than so many bytes are not read.  Local.
 
-    Raises
-    ------
-    ValueError
-        The folder has no notes.
-    OSError
-        The page cannot be written.
+    ValueError where the folder has no notes, OSError where the page cannot be written.
     """
     path = folder / NAME if output is None else output
     text = render(folder, most_bytes)

@@ -59,14 +59,7 @@ full_fence: Callable[[], None] = _locked_instruction if _IS_X86_64 else _release
 
 
 class StatusBoard:
-    """The rows of some ranks, in shared or private memory.
-
-    Parameters
-    ----------
-    memory : writable buffer of `StatusBoard.nbytes` (size) bytes, zero where nobody has written
-    size : int
-        How many ranks it has; methods know each by its `index`.
-    """
+    """The rows of some ranks, in shared or private memory.  Methods know each of the `size` ranks by its `index`."""
 
     def __init__(self, memory: Any, size: int) -> None:
         self._bytes = memoryview(memory)

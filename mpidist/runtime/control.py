@@ -75,8 +75,6 @@ class ControlChannel:
         can do without none.
     duties : dict of int to (str, str)
         By rank that has a duty: its title, such as "ps 1", and the cure when the rank has died.
-    attendance : Attendance
-    failures : Failures
     missed : MissedCalls
         The calls that this rank, or others, do not make because the function given to `run` raised there.
     broken : MpidistError or None
@@ -160,10 +158,8 @@ class ControlChannel:
     def meet(self, watch: Watch) -> bool:
         """Wait until every rank of the board has come to this call; return whether all digests are the same.
 
-        Raises
-        ------
-        RemoteReplicaError
-            A rank misses this call because the function given to `run` raised there; all ranks that come raise this.
+        RemoteReplicaError, on all ranks that come, where a rank misses this call because the function given to `run`
+        raised there.
         """
         words, call = self._words, watch.call
         peers = self._peer_words[call & 1]
@@ -200,10 +196,6 @@ class ControlChannel:
     def watch(self, what: str, timeout_seconds: float | None = None) -> Watch:
         """Return a watch over waits that belong to no numbered call."""
         return Watch(self, what, timeout_seconds, 0)
-
-    def call_watch(self, what: str) -> Watch:
-        """Return a watch over further waits for the call that this rank has posted last."""
-        return Watch(self, what, None, self.call)
 
     # -- what this rank says ----------------------------------------------------------------------------------------
 

@@ -35,15 +35,9 @@ _LOOK_SECONDS = 0.05
 class ExitHooks:
     """What a rank does for one world when its process ends; `ProcessHooks` calls it.
 
-    Parameters
-    ----------
-    abort : callable
-        ``abort(exit_code)`` ends all ranks of the job; it does not return.
-    all_left : callable, optional
-        Begins a farewell and returns a callable that tells whether all ranks have begun it; needed where ranks
-        of several nodes must go on answering questions until nobody can ask any more.
-    skip_finalize : callable, optional
-        ``skip_finalize()`` lets this process end without finalizing MPI.
+    ``abort(exit_code)`` ends all ranks of the job and does not return.  `all_left` begins a farewell and returns a
+    callable that tells whether all ranks have begun it; it is needed where ranks of several nodes must go on answering
+    questions until nobody can ask any more.  ``skip_finalize()`` lets this process end without finalizing MPI.
     """
 
     def __init__(

@@ -37,13 +37,8 @@ Join = Callable[[Watch], object]
 class MissedCalls:
     """The missed calls of one rank, and the missed calls of others that it has heard of.
 
-    Attributes
-    ----------
-    pending : bool
-        Whether there is something to be done before this rank's next call.
-    last : int
-        The number of the last call that any rank missed, as far as this one has met it: what belongs to the step of an
-        earlier call is void.
+    `pending`: there is something to be done before this rank's next call.  `last` is the number of the last call that
+    any rank missed, as far as this one has met it: what belongs to the step of an earlier call is void.
     """
 
     def __init__(self, control: ControlChannel) -> None:
@@ -73,13 +68,7 @@ class MissedCalls:
                 turnstile.release()
 
     def settle(self) -> None:
-        """Wait until all ranks have come to every call that this one misses.
-
-        Raises
-        ------
-        TransportTimeoutError, RankFailedError
-            A rank did not come.
-        """
+        """Wait until all ranks have come to every call that this one misses."""
         self.pending = False  # first: another thread may miss a call meanwhile
         while self._open is not None or self._queue:
             if self._open is not None:
@@ -90,7 +79,8 @@ class MissedCalls:
     def _close(self, join: Join) -> None:
         """Wait until all ranks have come to the call that this rank posted last."""
         control = self._control
-        watch = control.call_watch("the function given to `run` raised on this rank; its next collective")
+        what = "the function given to `run` raised on this rank; its next collective"
+        watch = Watch(control, what, None, control.call)
         if control.arbiter is not None:
             join(watch)
         else:

@@ -20,21 +20,9 @@ _ASK_LOOKS = 256
 class NodeLock:
     """The lock of a file, as one process or one thread holds it.
 
-    Parameters
-    ----------
-    path : str
-        Of the file; each holder opens it for itself.
-    words : memoryview of int64
-        In memory that all of them have mapped.
-    hint : int
-        Index of a word for the lock, 0 at first.
-    mark : int
-        The number that this holder writes to the hint; not 0.
-
-    Raises
-    ------
-    OSError
-        The file cannot be opened, or the system has no such locks for it.
+    Each holder opens the file for itself.  `words` are 64-bit integers in memory that all of them have mapped.  `hint`
+    is the index of the one for the lock, 0 at first; this holder writes its `mark` there, which is not 0.  OSError
+    where the file cannot be opened, or the system has no such locks for it.
     """
 
     def __init__(self, path: str, words: Any, hint: int, mark: int = 1) -> None:

@@ -21,14 +21,9 @@ _HOST_CHARACTERS = 40
 class ProcessIdentity(NamedTuple):
     """A process.
 
-    Attributes
-    ----------
-    host : str
-        Name of its machine, for messages.
-    machine : str
-        Where process numbers mean the same: host, start of the machine and container, as a digest.
-    started : int
-        When it was started, in clock ticks since the start of the machine; 0 where the system does not tell.
+    `host` is for messages.  `machine` says where process numbers mean the same: host, start of the machine and
+    container, as a digest.  `started` is in clock ticks since the start of the machine; 0 where the system does not
+    tell.
     """
 
     host: str

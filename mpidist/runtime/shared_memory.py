@@ -22,23 +22,9 @@ _SHM = Path("/dev/shm")
 class SharedFile:
     """A file in memory, made by one process and mapped by several.
 
-    Parameters
-    ----------
-    nbytes : int
-        Size in bytes.
-    reserved : int, optional
-        How many of them are reserved now, from the beginning; all by default.  The rest costs nothing until it is
-        reserved, which must be before it is written.
-
-    Attributes
-    ----------
-    path : str
-        Where other processes of this node open it while the owner lives and has not called `unlink`.
-
-    Raises
-    ------
-    OSError
-        When the memory cannot be had.
+    `reserved` bytes, by default all, are reserved from the beginning; the rest costs nothing until it is reserved,
+    which must be before it is written.  Other processes of this node open `path` while the owner lives and has not
+    called `unlink`.  OSError when the memory cannot be had.
     """
 
     def __init__(self, nbytes: int, reserved: int | None = None) -> None:
@@ -58,13 +44,7 @@ class SharedFile:
             raise
 
     def reserve(self, start: int, nbytes: int) -> None:
-        """Have the memory of some of the file's bytes from now on.
-
-        Raises
-        ------
-        OSError
-            When the memory cannot be had.
-        """
+        """Have the memory of some of the file's bytes from now on.  OSError when the memory cannot be had."""
         check_room(nbytes, self._reserved)
         _reserve(self._fd, start, nbytes)
         self._reserved += nbytes
@@ -87,11 +67,8 @@ class SharedFile:
 def map_file(path: str, start: int = 0, reserved: int = 0) -> mmap.mmap:
     """Map the file another process of this node has made; reserve so many bytes of it from `start` on.
 
-    Raises
-    ------
-    OSError
-        When it cannot be opened: the owner is in another container, or belongs to another user.  FileNotFoundError also
-        for an empty file: its owner has closed it, and makes another file with the same number.
+    OSError when it cannot be opened: the owner is in another container, or belongs to another user.  FileNotFoundError
+    also for an empty file: its owner has closed it, and makes another file with the same number.
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -31,13 +31,9 @@ _OWN_THREADS = "mpidist-"
 class Standoffs:
     """The label of one process, and its look for standoffs.
 
-    Parameters
-    ----------
-    number : int, optional
-        Tells this process from all others on its boards; by default its process number.
-    is_blocked_fn : callable, optional
-        Whether a process whose rank waits makes no other call meanwhile; by default, whether it has no threads besides
-        those of mpidist.
+    `number`, by default the process number, tells this process from all others on its boards.  ``is_blocked_fn()``
+    tells whether a process whose rank waits makes no other call meanwhile; by default, whether it has no threads
+    besides those of mpidist.
     """
 
     def __init__(self, number: int | None = None, is_blocked_fn: Callable[[], bool] | None = None) -> None:

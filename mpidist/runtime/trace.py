@@ -36,21 +36,9 @@ _R = TypeVar("_R")
 class Trace:
     """Events of one rank.
 
-    Parameters
-    ----------
-    folder : path or None
-        Made if it is not there; None where `open` will name it.
-    capacity : int
-        How many events are kept in memory.
-    warn : callable, optional
-        Gets one line when the file cannot be written.
-
-    Attributes
-    ----------
-    dropped : int
-        How many events could not be written.
-    last_call : int
-        The kind of the last call, by its name.
+    The `folder` is made if it is not there; None where `open` will name it.  `capacity` events are kept in memory.
+    `warn` gets one line when the file cannot be written.  `dropped` events could not be written; `last_call` is the
+    kind of the last call, by its name.
     """
 
     def __init__(
@@ -93,14 +81,8 @@ class Trace:
     ) -> None:
         """Add an event that began at `begin` and ends now.
 
-        Parameters
-        ----------
-        kind : int
-            One of `trace_kinds`, or from `kind`.
-        begin : int
-            From `now`.
-        call, part : int
-            Number of the collective call, and of the bucket or segment in it.
+        `kind` is one of `trace_kinds`, or from `kind`; `begin` is from `now`; `call` and `part` are the numbers of the
+        collective call, and of the bucket or segment in it.
         """
         events, at = self._events, self._at
         events[at] = kind

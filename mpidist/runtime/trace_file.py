@@ -42,14 +42,8 @@ _WAIT = "wait for all: "
 class About:
     """What a rank says of itself in its file.
 
-    Attributes
-    ----------
-    job : str
-        The same for all ranks of a job, and for no other.
-    event_seconds : float
-        What adding an event costs.
-    offsets : list of (nanoseconds, nanoseconds)
-        When the clock was compared, and what must be added to it to get that of rank 0.
+    `job` is the same for all ranks of a job, and for no other.  Adding an event costs `event_seconds`.  `offsets` say
+    when the clock was compared, and what must be added to it to get that of rank 0, in nanoseconds.
     """
 
     job: str
@@ -69,14 +63,8 @@ class About:
 class Recording:
     """What was read of a rank's file.
 
-    Attributes
-    ----------
-    names : list of str
-        Of the kinds of events.
-    events : array, shape (n, 5), int64
-        Kind, begin and end in nanoseconds, call, part.
-    problem : str
-        What is missing at the end of the file; empty where nothing is.
+    `names` are those of the kinds of events.  An event is kind, begin and end in nanoseconds, call, part.  `problem`
+    says what is missing at the end of the file; empty where nothing is.
     """
 
     about: About
@@ -107,14 +95,8 @@ def _metadata(name: str, process: int, thread: int, content: dict[str, Any]) -> 
 def event_lines(events: Any, names: Sequence[str], process: int) -> Iterator[bytes]:
     """Yield the lines of events, each with a comma, some thousand at a time.
 
-    Parameters
-    ----------
-    events : array, shape (n, 5), int64
-        Kind, begin, end, call, part; nothing is less than 0, and no end before its begin.
-    names : sequence of str
-        Of the kinds of events.
-    process : int
-        The number of the rank for viewers.
+    Events are rows of kind, begin, end, call, part; nothing is less than 0, and no end before its begin.  `names` are
+    those of the kinds; `process` is the number of the rank for viewers.
     """
     if ((events[:, 0] == SEND) & (events[:, 4] > 0)).any():
         rows = [_metadata("thread_name", process, 1 + row, {"name": "between nodes"}) for row in range(WAVE_ROWS)]
@@ -210,12 +192,7 @@ _UNLIKE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Recur
 def read(path: str | os.PathLike[str]) -> Recording:
     """Return what a rank's file has, as far as it goes (Local).
 
-    Raises
-    ------
-    OSError
-        It cannot be read.
-    ValueError
-        It is no trace, or of another version; says what is wrong.
+    OSError where it cannot be read; ValueError, with what is wrong, where it is no trace, or of another version.
     """
     with open(path, encoding="ascii", errors="replace") as file:
         found, second = _begun(path, file.readline(), file.readline())

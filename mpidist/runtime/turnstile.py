@@ -49,12 +49,9 @@ class BaseTurnstile:
 class Turnstile(BaseTurnstile):
     """What every collective call of one rank goes through.
 
-    Raises
-    ------
-    RuntimeError
-        On entering, when another thread of this rank, or a signal handler, is in the middle of a call.
-    TransportTimeoutError, RankFailedError, TransportError
-        On entering, when an earlier call has failed so that the ranks no longer agree on where they are.
+    RuntimeError on entering, when another thread of this rank, or a signal handler, is in the middle of a call.
+    TransportTimeoutError, RankFailedError or TransportError on entering, when an earlier call has failed so that the
+    ranks no longer agree on where they are.
     """
 
     __slots__ = ("_control", "_lock", "_acquire", "_call", "leave")

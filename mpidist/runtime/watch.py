@@ -23,15 +23,8 @@ _NAP_SECONDS = 0.0002
 class Watch:
     """One eye on the control channel during the waits of one call.
 
-    Parameters
-    ----------
-    control : ControlChannel
-    what : str
-        What is waited for, for messages.
-    timeout_seconds : float or None
-        None means the default of the settings, 0 never.
-    call : int
-        Number of the collective call, 0 when the waits belong to none.
+    `what` is waited for, for messages.  A deadline of None is the default of the settings, 0 never.  `call` is 0 when
+    the waits belong to none.
     """
 
     __slots__ = ("control", "what", "call", "_timeout", "_turns", "_start", "_looked", "_warned")
@@ -48,12 +41,8 @@ class Watch:
     def tick(self) -> None:
         """Be called in every turn of a waiting loop: look around, let others run, or raise.
 
-        Raises
-        ------
-        TransportTimeoutError
-            The deadline has passed; names the ranks that did not come.
-        RankFailedError
-            A rank failed, was killed, or left before it came to this call; names it.
+        TransportTimeoutError where the deadline has passed, with the ranks that did not come; RankFailedError where a
+        rank failed, was killed, or left before it came to this call.
         """
         self._turns += 1
         control = self.control

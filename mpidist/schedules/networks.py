@@ -22,10 +22,7 @@ class Network(NamedTuple):
     def level(self, alpha: float | None = None, beta: float | None = None, gamma: float = 0.0) -> Level:
         """Return the level of the cost model with this network's figures, and those given in place of its own (Local).
 
-        Raises
-        ------
-        ValueError
-            There is no latency, neither published nor given.
+        ValueError where there is no latency, neither published nor given.
         """
         alpha = self.alpha if alpha is None else alpha
         if alpha is None:

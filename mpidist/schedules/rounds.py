@@ -157,20 +157,9 @@ def relabelled(
 ) -> Round:
     """Return a round of a small group as a round of a larger one, on a finer grid of chunks.
 
-    Parameters
-    ----------
-    round_ : Round
-        What the ranks of the group do, in the group's numbers.
-    rank_of : callable
-        Turns a rank of the group into a rank of the larger one.
-    takes_part : bool or array
-        False for ranks that belong to no group: they are idle.
-    first_chunk : int or array
-        Where the group's chunk 0 begins on the finer grid.
-    scale : int
-        How many chunks of the finer grid make up one of the group's.
-    chunks : int
-        The number of the group's chunks; needed for repeated rounds.
+    `rank_of` turns a rank of the group into one of the larger group; `takes_part` is False for ranks that belong to no
+    group, which are idle.  The group's chunk 0 begins at `first_chunk` of the finer grid, of which `scale` make up one
+    of its `chunks`; their number is needed for repeated rounds.
     """
 
     def peer(rank: Index) -> Index:

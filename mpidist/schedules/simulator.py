@@ -20,7 +20,7 @@ import numpy
 
 from mpidist.cluster.topology import Topology
 from mpidist.schedules.cost import CostModel, priced
-from mpidist.schedules.rounds import NOBODY, Round, Schedule
+from mpidist.schedules.rounds import NOBODY, Schedule
 
 #: In each of so many first rounds, and then once in as many, a simulation looks whether the paces are settled.
 _LOOK_ROUNDS = 16
@@ -70,7 +70,8 @@ def simulate(
     rounds = extrapolated = 0
     noise = _Jitter(jitter, seed, jitter_repetitions) if jitter else None
     for round_, seconds in priced(schedule, size, nbytes, model, topology, root):
-        source = _source(round_, size)
+        # by rank whom it waits for: itself, if it receives from nobody
+        source = numpy.where(round_.receive_from != NOBODY, round_.receive_from, numpy.arange(size))
         rounds += round_.repeat
         if noise is None:
             clock = _repeated(clock, source, seconds, round_.repeat)
@@ -78,11 +79,6 @@ def simulate(
             clock = noise.repeated(clock, source, seconds, round_.repeat)
             extrapolated += max(0, round_.repeat - jitter_repetitions)
     return SimulationResult(float(clock.max()), clock, rounds, extrapolated)
-
-
-def _source(round_: Round, size: int) -> Any:
-    """Return by rank whom it waits for: itself, if it receives from nobody."""
-    return numpy.where(round_.receive_from != NOBODY, round_.receive_from, numpy.arange(size))
 
 
 def _advanced(clock: Any, source: Any, seconds: Any) -> Any:

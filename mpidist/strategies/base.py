@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,13 +15,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy
 
-from mpidist import context
+from mpidist import arrays, context
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.engine import Repeat, no_repeat
 from mpidist.collectives.structures import like_given, of_leaves
 from mpidist.context import T
 from mpidist.options import CommunicationOptions, ReduceOp
-from mpidist.strategies import distribution, reduction
+from mpidist.strategies import distribution
 from mpidist.strategies.bound_collectives import BoundCollectives
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.input_methods import InputMethods
@@ -36,6 +37,8 @@ __all__ = ["MirroredExtended", "ReplicaContext", "Strategy", "StrategyExtended"]
 
 #: The types in most lists of gradients.
 _ARRAYS = {numpy.ndarray}
+
+Axis = int | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class Strategy(InputMethods, BoundCollectives):
 
     # -- communication ------------------------------------------------------------------------------------------------
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: reduction.Axis | None) -> Any:
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis | None) -> Any:
         """Return `value` reduced over the replicas, and over some of its axes; the same on every rank.
 
         Collective: every rank calls it in the same order.
@@ -209,13 +212,13 @@ class Strategy(InputMethods, BoundCollectives):
         if not reduce_op.adds:
             raise ValueError(f"reduce over an axis is for SUM and MEAN, got {reduce_op.name}; reduce the axis first")
         array = dense_component(value, "reduce over an axis")
-        axes = reduction.normalized_axes(axis, array.ndim)
-        total = reduction.local_sum(array, axes, for_mean=reduce_op is ReduceOp.MEAN)
+        axes = _normalized_axes(axis, array.ndim)
+        total = _local_sum(array, axes, for_mean=reduce_op is ReduceOp.MEAN)
         if reduce_op is ReduceOp.SUM:
             (total,) = self.extended.reduce_arrays(ReduceOp.SUM, [total])
             return like_given(total.astype(array.dtype, copy=False), None)
-        total, count = self.extended.reduce_arrays(ReduceOp.SUM, [total, reduction.local_count(array, axes)])
-        return like_given(reduction.quotient(total, count, array.dtype), None)
+        total, count = self.extended.reduce_arrays(ReduceOp.SUM, [total, _local_count(array, axes)])
+        return like_given(_quotient(total, count, array.dtype), None)
 
     def _reduce_over_replicas(self, reduce_op: ReduceOp, value: Any) -> Any:
         (result,) = self.extended.reduce_arrays(reduce_op, [component(value)])
@@ -446,3 +449,36 @@ class ReplicaContext(ReplicaCollectives):
 
     def __repr__(self) -> str:
         return f"<ReplicaContext {self.replica_id_in_sync_group} of {self.num_replicas_in_sync} of {self.strategy!r}>"
+
+
+def _normalized_axes(axis: Axis, dimensions: int) -> tuple[int, ...]:
+    """Return axes counted from the front; ValueError when one is out of range or comes twice."""
+    axes = (axis,) if isinstance(axis, (int, numpy.integer)) else tuple(axis)
+    for each in axes:
+        if not -dimensions <= each < dimensions:
+            raise ValueError(f"Invalid reduction dimension {each} for input with {dimensions} dimensions")
+    counted = tuple(int(each) % dimensions for each in axes)
+    if len(set(counted)) < len(counted):
+        raise ValueError(f"Invalid reduction arguments: axes {axes} name the same dimension more than once")
+    return counted
+
+
+def _local_sum(value: Any, axes: tuple[int, ...], for_mean: bool = False) -> Any:
+    """Return the sum over `axes`, in the dtype of `value`, or in float32 for 16-bit floats."""
+    arrays.check_reducible(value.dtype, "sum")
+    is_wide = for_mean and value.dtype.kind in "iu"
+    dtype = f"{value.dtype.kind}8" if is_wide else arrays.wire_dtype(value.dtype)
+    return arrays.to_array(value.sum(axis=axes, dtype=dtype))
+
+
+def _local_count(value: Any, axes: tuple[int, ...]) -> Any:
+    """Return how many elements go into each of those sums, as an integer, which is exact, in the memory of `value`."""
+    return arrays.in_memory_of(value, numpy.array(math.prod(value.shape[axis] for axis in axes), dtype=numpy.int64))
+
+
+def _quotient(total: Any, count: Any, dtype: Any) -> Any:
+    """Return the mean; in the `dtype` of the values, float64 for integers, NaN where nothing was summed."""
+    dtype = numpy.dtype(dtype)
+    with numpy.errstate(divide="ignore", invalid="ignore"):
+        mean = total / (count if arrays.is_device(total) else numpy.float64(count))
+    return mean if dtype.kind in "iu" else mean.astype(dtype)

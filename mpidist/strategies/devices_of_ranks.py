@@ -65,20 +65,8 @@ def take_device(device_name: str, communicator: Communicator | None, library: An
     chief logs the cards.
 
     Collective where several ranks may have GPUs, ``communicator.has_gpus``: every rank calls it in the same order.
-
-    Parameters
-    ----------
-    device_name : str
-        The full name of this rank's device.
-    communicator : Communicator or None
-        Of the ranks that are told.
-    library : module, optional
-        CuPy, by default.
-
-    Raises
-    ------
-    DeviceError
-        A rank cannot use its GPU; on all ranks, where it is collective.
+    `device_name` is the full name of this rank's device; the ranks of `communicator` are told; `library` is CuPy.
+    DeviceError where a rank cannot use its GPU; on all ranks, where it is collective.
     """
     card, problem = _taken(gpu_of_name(device_name), library)
     size = 1 if communicator is None else communicator.size

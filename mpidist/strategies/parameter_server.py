@@ -110,7 +110,7 @@ class ParameterServerStrategy(Strategy):
         self._rank = communicator.rank
         self._roles = server_cluster.settle(cluster_resolver, communicator, num_ps, ranks_per_worker)
         self._cluster_coordinator: Any = None
-        self._on_server_failure = on_server_failure
+        self._consistency, self._on_server_failure = consistency, on_server_failure
         self._name_vital_ranks()
         self._cluster_resolver = cluster_resolver or self._described(communicator)
         if communicator.size > 1 and communicator.rank == 0:

@@ -163,7 +163,7 @@ class ServedExtended(StrategyExtended):
         self._registry.variables[number] = variable
         return variable
 
-    def described_variable(self, number: int, description: Mapping[str, Any]) -> ServedVariable:
+    def described_variable(self, description: Mapping[str, Any]) -> ServedVariable:
         """Return a variable that another process of the job has made."""
         attributes = dict(description)
         specs = [VariableSpec.from_description(each) for each in attributes.pop("specs")]
@@ -247,10 +247,8 @@ class ServedExtended(StrategyExtended):
     def updates(self, optimizer: Optimizer, present: Updates | None) -> ServedUpdates:
         """Return what has the servers update an optimizer's variables; numbers the optimizer.  Local.
 
-        Raises
-        ------
-        RuntimeError
-            The optimizer was made outside of the scope, and has steps already, which servers would not know.
+        RuntimeError where the optimizer was made outside of the scope, and has steps already, which servers would not
+        know.
         """
         if isinstance(present, ServedUpdates):
             return present

@@ -81,17 +81,9 @@ def _continued(at: Any, when: Any, by: Any) -> Any:
 class Shares:
     """Where the time of one rank went, in seconds.
 
-    Attributes
-    ----------
-    steps : int
-        How many there were; without any, the whole trace counts as one.
-    total : float
-        Of the steps.
-    parts : dict of str to float
-        Inside the steps: calls as a whole, waiting for all to come, and what calls did; what ran at the same time
-        counts once.
-    cost : float
-        What adding the events and writing them took.
+    Without any `steps` the whole trace counts as one; `total` is theirs.  `parts` are inside the steps: calls as a
+    whole, waiting for all to come, and what calls did; what ran at the same time counts once.  `cost` is what adding
+    the events and writing them took.
     """
 
     steps: int

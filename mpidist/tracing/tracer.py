@@ -42,12 +42,8 @@ class Tracer(Observer):
     def start(self, communicator: Communicator, folder: str) -> None:
         """Begin the trace of a communicator that this observes, in a file of its own for each rank.
 
-        Collective: every rank calls it in the same order, before anything else is done with the communicator.
-
-        Parameters
-        ----------
-        folder : str
-            Made if it is not there.  A world that is not the whole job has a folder of its own in it.
+        Collective: every rank calls it in the same order, before anything else is done with the communicator.  The
+        `folder` is made if it is not there; a world that is not the whole job has a folder of its own in it.
         """
         control, about = self._control, self._trace.about
         job = communicator.exchange(uuid.uuid4().hex.encode(), "start of a trace")[0].decode()

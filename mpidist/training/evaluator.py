@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from mpidist.errors import CheckpointError
 from mpidist.runtime import board
 from mpidist.runtime.control import ControlChannel
+from mpidist.strategies.distribution import framework_of
 from mpidist.training.callbacks.base import Callback
 from mpidist.training.checkpoint import Checkpoint
 from mpidist.training.checkpoint_manager import checkpoints_in
@@ -22,14 +24,7 @@ _log = logging.getLogger("mpidist")
 
 
 class CheckpointResult(NamedTuple):
-    """The results of one checkpoint.
-
-    Attributes
-    ----------
-    path : Path
-    logs : dict
-        Loss and metrics, by name.
-    """
+    """The results of one checkpoint.  `logs` are loss and metrics, by name."""
 
     path: Path
     logs: Mapping[str, Any]
@@ -43,21 +38,23 @@ class SidecarEvaluator:
 
     Parameters
     ----------
-    model : Trainer or callable
-        Its variables are restored, and `Trainer.evaluate` is called.  A function gets `data`, and returns a dict of
-        logs; it needs `checkpoint`.
-    data : as for `Trainer.evaluate`
+    model : Trainer, keras.Model or callable
+        Its variables are restored, and its `evaluate` is called.  A function gets `data`, and returns a dict of logs;
+        it needs `checkpoint`.
+    data : as for `evaluate` of the model
+        For one of Keras a tuple has inputs, labels and weights.
     checkpoint_dir : str or Path
-        Where a `CheckpointManager`, or `mpidist.callbacks.ModelCheckpoint`, saves.
+        Where a `CheckpointManager`, or `mpidist.callbacks.ModelCheckpoint`, saves; for a model of Keras, where
+        `keras.callbacks.ModelCheckpoint` saves files that end in ``.keras`` or ``.weights.h5``, and nobody else does.
     steps : int, optional
         Evaluate only so many batches.
     max_evaluations : int, optional
         How many checkpoints to evaluate.  None: all, until the training has ended.
     callbacks : sequence of Callback
-        For `Trainer.evaluate`.
+        For `evaluate` of the model.
     checkpoint : Checkpoint, optional
         What to restore, by the names under which the training saves it.  By default the variables of the trainer, as
-        `ModelCheckpoint` names them.
+        `ModelCheckpoint` names them.  None for a model of Keras.
     ended : callable, optional
         Returns whether the training has ended: what is there by then is evaluated, and no more is waited for.  By
         default, whether the first rank that trains has left.
@@ -71,7 +68,7 @@ class SidecarEvaluator:
     Raises
     ------
     TypeError
-        The model is a function, and there is no `checkpoint`.
+        The model is a function, and there is no `checkpoint`; or it is one of Keras, and there is one.
     ValueError
         `checkpoint_dir` is empty; `max_evaluations` is less than 1; or there is neither that nor a training of this
         job, and no `ended`: it would never end.
@@ -79,7 +76,7 @@ class SidecarEvaluator:
 
     def __init__(
         self,
-        model: Trainer | Callable[[Any], Mapping[str, Any]],
+        model: Trainer | Callable[[Any], Mapping[str, Any]] | Any,
         data: Any,
         checkpoint_dir: str | Path,
         steps: int | None = None,
@@ -92,17 +89,22 @@ class SidecarEvaluator:
     ) -> None:
         if max_evaluations is not None and max_evaluations < 1:
             raise ValueError(f"max_evaluations must be 1 or more, or None for no limit; got {max_evaluations}")
-        if checkpoint is None:
-            checkpoint = _checkpoint_of(model)
-        ended = ended or _end_of_job(checkpoint)
+        is_of_keras = framework_of(model) == "keras"
+        if is_of_keras and checkpoint is not None:
+            raise TypeError("a model of Keras has its weights in files of Keras, and takes no checkpoint=")
+        restored: Any = _model_files(model) if is_of_keras else checkpoint or _checkpoint_of(model)
+        ended = ended or _end_of_job(restored)
         if ended is None and max_evaluations is None:
             raise ValueError(
                 "nothing tells when the training has ended: this rank is not the evaluator of a "
                 "ParameterServerStrategy; give max_evaluations, or ended=, a function that knows"
             )
-        self._model, self._data, self._steps = model, data, steps
+        self._model: Any = restored if is_of_keras else model
+        self._is_function = not is_of_keras and not isinstance(model, Trainer)
+        self._data, self._steps = data, steps
         self._callbacks = tuple(callbacks or ())
-        self._checkpoint = checkpoint
+        self._checkpoint = restored
+        self._files_in = restored.files_in if is_of_keras else checkpoints_in
         self._folder = given_path(checkpoint_dir, "checkpoint_dir")
         self._most = max_evaluations
         self._ended = ended or (lambda: False)
@@ -118,7 +120,7 @@ class SidecarEvaluator:
         """
         while not self._is_done:
             last = self._ended()  # before the look: what was saved before the end is there
-            new = [each for each in _written(checkpoints_in(self._folder)) if each not in self._seen]
+            new = [each for each in _written(self._files_in(self._folder)) if each not in self._seen]
             for path, moment in new:
                 self._seen.add((path, moment))
                 self._evaluate(path)
@@ -140,12 +142,12 @@ class SidecarEvaluator:
         except CheckpointError as error:
             _log.warning("%s; the evaluator passes it over", error)
             return
-        if isinstance(self._model, Trainer):
+        if self._is_function:
+            logs = self._model(self._data)
+        else:
             logs = self._model.evaluate(
                 self._data, steps=self._steps, callbacks=self._callbacks, verbose=0, return_dict=True
             )
-        else:
-            logs = self._model(self._data)
         self.results.append(CheckpointResult(path, dict(logs)))
         _log.info("%s: %s", path.name, ", ".join(f"{name} {value}" for name, value in logs.items()))
 
@@ -155,6 +157,11 @@ def _written(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
     for path in paths:
         with suppress(FileNotFoundError):
             yield path, path.stat().st_mtime_ns
+
+
+def _model_files(model: Any) -> Any:
+    """Return the files of a model of Keras."""
+    return importlib.import_module("mpidist.frameworks.keras.model_files").ModelFiles(model)
 
 
 def _checkpoint_of(model: Any) -> Checkpoint:

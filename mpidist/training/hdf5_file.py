@@ -227,10 +227,7 @@ def add_trailer(file: BinaryIO, ranges: Ranges) -> None:
 def check_skeleton(path: Path, file: BinaryIO) -> bool:
     """Return whether the names in a file are coded, and rewind it.  Local.
 
-    Raises
-    ------
-    CheckpointError
-        The file is none of ours, or its structure is not whole.
+    CheckpointError where the file is none of ours, or its structure is not whole.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - _FOOTER.size, 0))

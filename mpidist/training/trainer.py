@@ -7,18 +7,20 @@ epoch or of an evaluation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy
 
 from mpidist import context
+from mpidist.collectives.mismatch import fact
+from mpidist.input.agreement import Facts
 from mpidist.input.distributed import DistributedDataset
 from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
 from mpidist.options import ReduceOp
 from mpidist.training import batches as feeding
-from mpidist.training import predictions, settings
+from mpidist.training import predictions
 from mpidist.training.batches import Batches
 from mpidist.training.callbacks.base import Callback, CallbackList, Logs
 from mpidist.training.callbacks.history import History
@@ -31,6 +33,16 @@ from mpidist.training.own_time import SlowReplica
 from mpidist.training.train_step import TrainStep, rows_of
 from mpidist.training.training_state import TrainingPosition, TrainingState
 from mpidist.transports import WorldKept, in_kept_world, innermost
+
+#: The end of every message about settings that differ: with them the ranks' copies of the variables would drift apart
+#: without a word.
+_ADVICE = (
+    "Every rank must make the same trainer and give `fit` the same arguments; a callback that changes the optimizer "
+    "must do so on every rank (`trainer.from_chief(value)` is the chief's number on all of them)"
+)
+
+#: Where the settings of an optimizer are known: a user's class may have numbers of its own.
+_OURS = Optimizer.__module__.partition(".")[0] + "."
 
 
 class Trainer:
@@ -421,7 +433,7 @@ class Trainer:
         """Raise CollectiveMismatchError on all ranks unless all have the same optimizer, metrics and arguments."""
         agreement = self.strategy.extended._agreement()
         if agreement.needed:
-            agreement.compare("fit", settings.facts_of(self.optimizer, self.metrics, arguments), settings.ADVICE)
+            agreement.compare("fit", _facts_of(self.optimizer, self.metrics, arguments), _ADVICE)
 
     def _compare_times(self) -> None:
         """Find out which replica was slow in this epoch.  Collective."""
@@ -549,3 +561,24 @@ def _begin_with_epoch(data: Any, epoch: int, steps_per_epoch: int | None) -> Non
     except TypeError:  # it repeats forever
         passes, step = 0, epoch * steps_per_epoch
     data.begin(passes, step)
+
+
+def _facts_of(optimizer: Optimizer, metrics: Sequence[Metric], arguments: Mapping[str, Any]) -> Facts:
+    """Return optimizer, metrics and arguments of a training, for `Agreement.compare`.  Local."""
+    named = ", ".join(f"{metric.name} ({type(metric).__name__})" for metric in metrics)
+    return [
+        fact("optimizer", f"{type(optimizer).__name__}({_settings_of(optimizer)})"),
+        fact("learning rate", repr(optimizer.learning_rate)),
+        fact("iterations", optimizer.iterations),
+        fact("loss scale", optimizer.loss_scale.scale),
+        fact("gradient_accumulation_steps", optimizer.gradient_accumulation_steps),
+        fact("metrics", named or "none"),
+        *(fact(name, value) for name, value in arguments.items()),
+    ]
+
+
+def _settings_of(optimizer: Optimizer) -> str:
+    if not type(optimizer).__module__.startswith(_OURS):
+        return ""
+    numbers = {name: value for name, value in vars(optimizer).items() if isinstance(value, (bool, int, float))}
+    return ", ".join(f"{name}={value!r}" for name, value in sorted(numbers.items()) if not name.startswith("_"))

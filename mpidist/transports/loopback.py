@@ -70,16 +70,9 @@ class _Posted:
 class LoopbackWorld:
     """The memory that thread ranks share: mailboxes, and an event by which each is woken.
 
-    Parameters
-    ----------
-    hosts : sequence of str
-        The host that each rank pretends to be on.
-    controls : sequence of ControlChannel, optional
-        One a rank; by default channels with the settings of the environment.
-    eager_bytes : int
-        Messages smaller than this are copied when they are sent, and their sends are done at once.
-    memory : frozenset of str
-        The kinds of memory the transports accept: a test may forbid device memory, or allow it.
+    `hosts` are those that the ranks pretend to be on; `controls`, one a rank, have the settings of the environment by
+    default.  Messages smaller than `eager_bytes` are copied when they are sent, and their sends are done at once.  The
+    transports accept `memory` of these kinds: a test may forbid device memory, or allow it.
     """
 
     def __init__(
@@ -115,14 +108,7 @@ class LoopbackWorld:
 class LoopbackTransport(Transport):
     """A group of thread ranks; see `Transport`.
 
-    Parameters
-    ----------
-    control : ControlChannel
-        Of this rank.
-    world_ranks : tuple of int
-        The ranks of the group.
-    context : tuple
-        Keeps the messages of groups apart; equal on all ranks of the group.
+    `context`, equal on all ranks of the group, keeps the messages of groups apart.
     """
 
     name = "loopback"

@@ -53,10 +53,7 @@ def innermost() -> World | None:
 class WorldKept:
     """Puts a world in force again inside ``with``, or none of them; for what makes collective calls later.  Local.
 
-    Parameters
-    ----------
-    world : World or None
-        What `innermost` returned where the caller was made.
+    `world` is what `innermost` returned where the caller was made.
     """
 
     def __init__(self, world: World | None) -> None:

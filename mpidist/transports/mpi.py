@@ -23,12 +23,7 @@ _CHUNK_BYTES = 1 << 30
 class MpiTransport(Transport):
     """Messages between the ranks of an MPI communicator.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        Used by nobody else.
-    chunk_bytes : int
-        Longer messages are cut into pieces of this size.
+    Nobody else uses `comm`; longer messages are cut into pieces of `chunk_bytes`.
     """
 
     name = "mpi"

@@ -44,12 +44,8 @@ _LOOK_SECONDS = 0.0005
 def connect(launcher: Launcher | None = None) -> World:
     """Start MPI if nobody has, and return the world of this process: all ranks of the job.
 
-    Collective: every rank of the job calls it in the same order.
-
-    Raises
-    ------
-    LaunchError
-        On all ranks, when the launcher's ranks did not become one world; names both MPIs and the cure.
+    Collective: every rank of the job calls it in the same order.  LaunchError, on all ranks, when the launcher's ranks
+    did not become one world, with both MPIs and the cure.
     """
     launcher = detect_launcher() if launcher is None else launcher
     mpi = start_mpi(launcher)
@@ -63,24 +59,9 @@ def connect_members(comm: Any, what: str, is_only: bool) -> World:
     """Return a new world of the ranks of a communicator of the user's, in its rank order.
 
     Collective: every rank of `comm` calls it, in the same order as its other collectives on `comm`, which stays the
-    user's own: nothing but a barrier and a copy is made of it.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        One that `check_communicator` lets pass.
-    what : str
-        The public name of the call, for messages.
-    is_only : bool
-        Whether the process is to have no other world: then ranks are called by their numbers in COMM_WORLD only where
-        these are others.
-
-    Raises
-    ------
-    LaunchError
-        The thread level of MPI is too low.
-    TransportTimeoutError
-        A rank of `comm` did not come.
+    user's own: nothing but a barrier and a copy is made of it.  `check_communicator` lets `comm` pass; `what` is the
+    public name of the call, for messages.  `is_only`: the process is to have no other world; then ranks are called by
+    their numbers in COMM_WORLD only where these are others.  LaunchError where the thread level of MPI is too low.
     """
     launcher = detect_launcher()
     mpi = start_mpi(launcher)
@@ -95,14 +76,8 @@ def connect_members(comm: Any, what: str, is_only: bool) -> World:
 def check_communicator(comm: Any, what: str) -> None:
     """Raise unless `comm` is a communicator of which a world can be made.  Local.
 
-    Raises
-    ------
-    TypeError
-        It is no communicator of mpi4py.
-    ValueError
-        It is COMM_NULL, freed, or an inter-communicator.
-    RuntimeError
-        MPI has been finalized.
+    TypeError where it is no communicator of mpi4py; ValueError where it is COMM_NULL, freed, or an inter-communicator;
+    RuntimeError where MPI has been finalized.
     """
     mpi = sys.modules.get("mpi4py.MPI")  # loaded by whoever has made a communicator
     if mpi is None or not isinstance(comm, mpi.Comm):

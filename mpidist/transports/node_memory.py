@@ -23,24 +23,10 @@ _PAGE_BYTES = 4096
 def map_together(nbytes: int, rank: int, exchange: Exchange, own: tuple[int, int] | None = None) -> Any:
     """Map one zeroed piece of memory into all ranks of a node.
 
-    Collective: every rank of the node calls it in the same order.
-
-    Parameters
-    ----------
-    nbytes : int
-        Size in bytes.
-    rank : int
-        Rank in the group of the node; 0 makes the file.
-    exchange : callable
-        Small all-gather over the group.
-    own : (start, bytes), optional
-        The part that this rank touches first: it then lies on the NUMA node of this rank.  The parts of all ranks cover
-        the memory.  By default rank 0 touches all of it.
-
-    Raises
-    ------
-    TransportError
-        On all ranks, when one of them cannot get at the memory; says which and why.
+    Collective: every rank of the node calls it in the same order.  Rank 0 of the node's group makes the file;
+    `exchange` is a small all-gather over the group.  `own`, a start and a number of bytes, is the part that this rank
+    touches first: it then lies on the NUMA node of this rank.  The parts of all ranks cover the memory; by default rank
+    0 touches all of it.  TransportError, on all ranks, says which of them cannot get at the memory, and why.
     """
     start, length = own or ((0, nbytes) if rank == 0 else (0, 0))
     file, memory, path, problem = None, None, "", ""
@@ -91,7 +77,6 @@ class SharedSegments:
         ``places[index][rank]``.
     boxes : array, shape (size, bytes), uint8
         By rank: what it has for messages to single ranks, as long as a segment or longer.
-    flags : memoryview of 64-bit words
     filled_words, reduced_words : tuple of int
         By rank: where in `flags` the last turn stands that the rank has filled, or reduced.
     taken_words : tuple of int

@@ -25,14 +25,8 @@ _ALIGNED_BYTES = 1 << 14
 class BlockSlice(NamedTuple):
     """Where a variable lies.
 
-    Attributes
-    ----------
-    block : array, shape (n,)
-        Of the variable's dtype.
-    start, stop : int
-        Elements of the block.
-    number : int
-        In the order of creation.
+    `block`, shape (n,), is of the variable's dtype; `start` and `stop` are its elements there; `number` counts in the
+    order of creation.
     """
 
     block: Any

@@ -26,17 +26,8 @@ _BLOCK_BYTES, _SHORT_BYTES = 1 << 20, 1 << 17
 class OneCopy:
     """The memory that the ranks of a node have in common for variables, and for what optimizers keep of them.
 
-    The memory has no name, and goes with the last process that maps it.
-
-    Parameters
-    ----------
-    communicator : Communicator
-        Of ranks of one node that share memory.
-
-    Attributes
-    ----------
-    rank, size : int
-        Which of the ranks this is; rank 0 makes the changes that are not dealt.
+    The memory has no name, and goes with the last process that maps it.  The ranks of `communicator` are on one node
+    and share memory; rank 0 makes the changes that are not dealt.
     """
 
     def __init__(self, communicator: Communicator, timeout_seconds: float | None = None) -> None:
@@ -47,22 +38,10 @@ class OneCopy:
         self._block, self._used = numpy.empty(0, numpy.uint8), 0
 
     def empty(self, shape: Sequence[int], dtype: Any, what: str) -> Any:
-        """Return an array that all ranks see, with anything in it.
+        """Return an array that all ranks see, with anything in it.  Collective.
 
-        Collective: every rank calls it in the same order.
-
-        Parameters
-        ----------
-        dtype : dtype
-        what : str
-            What it is for, in messages.
-
-        Raises
-        ------
-        TransportError
-            On all ranks: there is not so much memory.
-        CollectiveMismatchError
-            On all ranks: they asked for different arrays.
+        `what` says in messages what it is for.  TransportError, on all ranks, where there is not so much memory;
+        CollectiveMismatchError where they asked for different arrays.
         """
         dtype = numpy.dtype(dtype)
         self._communicator.check(self._communicator.call(what, [("", dtype, shape)]), self._timeout_seconds)
@@ -91,16 +70,9 @@ class OneCopy:
 
     @contextmanager
     def changes(self, call: Call, variables: Sequence[Any]) -> Iterator[None]:
-        """Let the code inside change arrays: no rank reads meanwhile, and all go on when all have done.
+        """Let the code inside change arrays: no rank reads meanwhile, and all go on when all have done.  Collective.
 
-        Collective: every rank calls it in the same order.
-
-        Parameters
-        ----------
-        call : Call
-            What it is, compared over the ranks.
-        variables : sequence of DistributedVariable
-            Which are torn if it is broken off.
+        `call` is compared over the ranks; `variables` are torn if it is broken off.
         """
         self._communicator.check(call, self._timeout_seconds)
         for variable in variables:

@@ -12,13 +12,7 @@ import numpy
 def part_of(array: Any, partition_dimensions: Sequence[int], index: int) -> Any:
     """Return a view of one part of an array that is cut into equal parts along its axes.  Local.
 
-    Parameters
-    ----------
-    array : array
-    partition_dimensions : sequence of int
-        How many parts to cut each axis into.
-    index : int
-        Which of the parts, numbered in C order.
+    `partition_dimensions` say how many parts to cut each axis into; `index` is one of the parts, numbered in C order.
     """
     cell = numpy.unravel_index(index, tuple(partition_dimensions)) if len(partition_dimensions) else ()
     lengths = [length // parts for length, parts in zip(array.shape, partition_dimensions, strict=True)]

@@ -81,11 +81,8 @@ class Snapshot:
     def of(self, array: Any, moment: int) -> Any:
         """Return what the array held when it was first asked for at this moment.
 
-        Parameters
-        ----------
-        array : array
-        moment : int
-            Another one before each change of the array, and after it: while it is written, another thread may read.
+        There is another `moment` before each change of the array, and after it: while it is written, another thread may
+        read.
         """
         shown = self._shown
         if shown is None or shown[0] != moment:

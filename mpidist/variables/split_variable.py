@@ -47,10 +47,7 @@ class SplitVariable(DistributedVariable):
         return part_of(whole, self.partition_dimensions, self.strategy.extended.logical_device)
 
     def joined(self, part: Any) -> Any:
-        """Return the parts of an array that all logical devices have, put together, as a new array.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return the parts of an array that all logical devices have, put together, as a new array.  Collective."""
         flat = self.strategy.extended.group.all_gather(part.reshape(1, -1))
         whole = numpy.empty(self.whole_shape, part.dtype, like=part)
         for index, values in enumerate(flat):
@@ -61,10 +58,7 @@ class SplitVariable(DistributedVariable):
         return self.strategy.extended.split(whole, self.partition_dimensions)
 
     def whole(self) -> numpy.ndarray:
-        """Return the value of the whole variable, as a new array.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return the value of the whole variable, as a new array.  Collective."""
         return self.joined(self.value)
 
 

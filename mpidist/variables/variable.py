@@ -397,10 +397,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
     def _change(self, verb: str, change: Callable[[Any], None], sets_all: bool = False) -> None:
         """Call what changes the array; `sets_all` if it sets every element.  Local.
 
-        Raises
-        ------
-        TornVariableError
-            The variable is torn, and `change` does not set all of it.
+        TornVariableError where the variable is torn, and `change` does not set all of it.
         """
         change(self._to_write(sets_all))
         self.note_change()
@@ -496,10 +493,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
 def begin_writing(variables: Sequence[DistributedVariable]) -> None:
     """Take note that the arrays of variables are about to be written, as `storage` does for one.  Local.
 
-    Raises
-    ------
-    TornVariableError
-        An update of one of them was broken off in the middle.
+    TornVariableError where an update of one of them was broken off in the middle.
     """
     for variable in variables:
         if variable._torn is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import os
 import pickle
 import warnings
 
@@ -163,3 +164,27 @@ def test_signatures_are_those_of_each_class():
     for make in (own_compile, registered, own_compile):
         model = distributed(make, compile_fn)
         assert len(model.fit(X, Y, verbose=0).history["loss"]) == 1
+
+
+def test_an_evaluator_takes_whole_files_of_keras(tmp_path, caplog):
+    """The oldest first; what is damaged is passed over, and what is being written is not looked at."""
+    model, folder = stock(sequential, compiled()), tmp_path / "saved"
+    folder.mkdir()
+    expected = []
+    for number, name in enumerate(["b.keras", "a.weights.h5"]):
+        train(model)
+        model.save(folder / name) if name.endswith(".keras") else model.save_weights(folder / name)
+        os.utime(folder / name, (number, number))
+        expected.append((name, model.evaluate(X, Y, verbose=0, return_dict=True)))
+    for name in ("c.keras", "d.weights.h5", ".e.keras", "f.txt"):
+        (folder / name).write_bytes(b"damaged")
+    own = stock(sequential, compiled())
+    found = mpidist.SidecarEvaluator(own, (X, Y), folder, ended=lambda: True).start()
+    assert [each.path.name for each in found] == [name for name, _ in expected]
+    for result, (_, logs) in zip(found, expected, strict=True):
+        assert result.logs == pytest.approx(logs)
+    assert caplog.text.count("passes it over") == 2
+    with pytest.raises(TypeError, match="takes no checkpoint="):
+        mpidist.SidecarEvaluator(own, X, folder, checkpoint=mpidist.Checkpoint(), ended=lambda: True)
+    with pytest.raises(ValueError, match="nothing tells when the training has ended"):
+        mpidist.SidecarEvaluator(own, X, folder)

@@ -16,6 +16,7 @@ import mpidist  # noqa: E402
 import mpidist.torch  # noqa: E402
 from mpidist.collectives import early_sums  # noqa: E402
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError  # noqa: E402
+from mpidist.frameworks.torch.tensors import is_dense  # noqa: E402
 from tests.frameworks.torch_models import (  # noqa: E402
     COLUMNS,
     assert_alike,
@@ -126,6 +127,36 @@ def test_the_bits_are_those_of_the_sum_after_the_pass(dtype):
         found.append(torch.cat([each.detach().reshape(-1) for each in bare]))
     if world().size <= 3:  # two nodes, two ranks on each at most: then there is one order of additions
         assert torch.equal(*found)
+
+
+def test_gradients_in_another_order_than_their_shape_s():
+    """Those of one rank lie as images do in `channels_last`, and those of others by rows."""
+    torch.manual_seed(4)
+    bare = torch.nn.ParameterList([torch.randn(3, 4, 2, 2), torch.randn(5, 7), torch.randn(())])
+    expected = [each.detach().clone() for each in bare]
+    if world().rank == 0:
+        bare[0].data = bare[0].data.contiguous(memory_format=torch.channels_last)
+        bare[1].data = bare[1].data.t().contiguous().t()
+    owner = mpidist.torch.DistributedOptimizer(torch.optim.SGD(bare, lr=0.5))
+    for step in range(3):
+        owner.zero_grad()
+        factor = step + world().rank
+        sum((each * factor * torch.arange(each.numel()).reshape(each.shape)).sum() for each in bare).backward()
+        assert world().rank or not bare[0].grad.is_contiguous()
+        assert owner.has_overlapped == (several() and step > 0)
+        owner.step()
+        for each in expected:
+            each -= 0.5 * (step + (world().size - 1) / 2) * torch.arange(each.numel()).reshape(each.shape)
+        for ours, theirs in zip(bare, expected, strict=True):
+            torch.testing.assert_close(ours.detach(), theirs)
+
+
+def test_memory_that_several_elements_share_is_not_dense():
+    images = torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    for tensor in (torch.zeros(()), torch.zeros(0, 3), torch.zeros(3, 5).t(), images, images[:1]):
+        assert is_dense(tensor)
+    for tensor in (torch.zeros(3, 1).expand(3, 4), torch.zeros(9).as_strided((3, 3), (2, 1)), torch.zeros(6)[::2]):
+        assert not is_dense(tensor)
 
 
 def test_only_auto_and_none_can_be_asked_for():

@@ -12,6 +12,31 @@ FOLDER = ROOT / "jobscripts"
 
 _HEADER = "# Printed by: mpidist job "
 
+#: A training that ends only after a restart; its argument is the folder of its checkpoints.
+TRAINING = """
+import sys, time
+import numpy, mpidist
+
+strategy = mpidist.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    v = mpidist.Variable(numpy.zeros(2), name="v")
+config = mpidist.experimental.TerminationConfig(signals=["SIGUSR1"])
+handler = mpidist.experimental.PreemptionCheckpointHandler(
+    strategy.cluster_resolver, mpidist.Checkpoint(v=v), sys.argv[1], config)
+first = handler.total_run_calls
+if mpidist.rank() == 0:
+    print("begins at", first, flush=True)
+
+def step():
+    v.assign_add(numpy.ones(2))
+    time.sleep(0.02)
+
+while not first or handler.total_run_calls < first + 5:
+    handler.run(step)
+if mpidist.rank() == 0:
+    print("done:", handler.total_run_calls - first, v.value.tolist() == [handler.total_run_calls] * 2, flush=True)
+"""
+
 
 def scripts() -> list[Path]:
     """Return the scripts, of all schedulers."""

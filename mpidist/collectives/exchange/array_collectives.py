@@ -93,11 +93,7 @@ class ArrayCollectives:
     def checked(self, array: Any, op: str | None = None) -> Any:
         """Return an array as `arrays.plain` does; raise if it cannot be moved, or reduced by `op`.
 
-        Raises
-        ------
-        TypeError, UnsupportedDtypeError
-        ValueError
-            There is no reduction `op`.
+        ValueError where there is no reduction `op`.
         """
         array = arrays.plain(array)
         arrays.kind_of(array)

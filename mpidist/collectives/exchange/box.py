@@ -18,12 +18,8 @@ class Box:
     """Memory of a node in which one rank puts the head of a message for one other, and a short array behind it.
 
     It begins with a line of words of the sender, of which the first is the number of the message, and a line of the
-    receiver, whose first word is the number of the message that it has taken.
-
-    Attributes
-    ----------
-    content : memoryview
-        What comes behind the words.
+    receiver, whose first word is the number of the message that it has taken.  `content` is what comes behind the
+    words.
     """
 
     def __init__(self, segments: SharedSegments, sender: int, receiver: int) -> None:

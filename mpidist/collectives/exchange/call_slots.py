@@ -16,19 +16,8 @@ _LINE_BYTES = 64
 class CallSlots:
     """The call slots, each cut into words and bytes.
 
-    Parameters
-    ----------
-    words : int
-        How many 64-bit words come first.
-
-    Attributes
-    ----------
-    room : int
-        How many bytes there are behind the words; 0 or less where there are none.
-    heads : tuple of two arrays, shape (size, bytes of the words), uint8
-        ``heads[call & 1]``
-    values : tuple of two arrays, shape (size, room), uint8
-        ``values[call & 1]``
+    `words` 64-bit words come first; `room` bytes are behind them, 0 or less where there are none.  ``heads[call & 1]``
+    and ``values[call & 1]`` have the words and the bytes of all ranks, shape (size, bytes).
     """
 
     def __init__(self, segments: SharedSegments, words: int) -> None:

@@ -48,26 +48,11 @@ class NodeExchange(ArrayBound):
     rank.  A rank shows its row of the table, and a short array itself, in its call slot.  If all arrays are short, that
     is all; longer ones go by messages, which copy them once, or by outboxes, which cost less for many short pieces.
 
-    Parameters
-    ----------
-    segments : SharedSegments
-        Of all ranks.
-    like : array
-    axis : int, optional
-        Along which arrays are joined, and in whose length they may differ; None: each is one row.
-    readers : sequence of int, optional
-        The ranks that get something; default: all.
-    source : int, optional
-        The only rank that gives something, a single row, so no table is shown; default: all give.
-    is_dealt : bool
-        Whether each rank gets rows of its own: a call then takes an array, or an array and its splits as a tuple.
-    in_place : bool
-        Whether results are written into what was given, which is C-contiguous.
-
-    Attributes
-    ----------
-    received : list of int
-        How many rows each rank gave this one in the last call.
+    Arrays are joined along `axis`, in whose length they may differ; without it each is one row.  Only `readers` get
+    something, by default all; only `source` gives something, a single row without a table, by default all give.
+    `is_dealt`: each rank gets rows of its own, and a call takes an array, or an array and its splits as a tuple.
+    `in_place`: results are written into what was given, which is C-contiguous.  `received` is how many rows each rank
+    gave this one in the last call.
     """
 
     #: Of more than 30 attributes in a dict, CPython looks up each.

@@ -21,13 +21,7 @@ _LINE_BYTES = 64
 
 
 class Outbox:
-    """The outboxes of a node's ranks, as one of them uses them.
-
-    Parameters
-    ----------
-    rank : int
-        Of this process, among those that share the segments.
-    """
+    """The outboxes of a node's ranks, as one of them uses them.  `rank` is that among those that share the segments."""
 
     def __init__(self, segments: SharedSegments, rank: int) -> None:
         self._segments, self._rank = segments, rank
@@ -56,20 +50,10 @@ class Outbox:
     ) -> None:
         """Show each other rank values of its own, and read what the others show this one.
 
-        Collective: every rank of the node calls it in the same order, within a begun call.
-
-        Parameters
-        ----------
-        gives : sequence or mapping of array, flat
-            By rank: what it gets; converted to `dtype`.
-        counts : sequence of int
-            How many elements each rank shows this one.
-        longest : int
-            The most elements that any rank shows another; the same on all ranks.
-        dtype : numpy.dtype
-            Of what is shown.
-        take : callable
-            ``take(start, values)`` is given what other ranks show, by rank, from their elements `start` on.
+        Collective: every rank of the node calls it in the same order, within a begun call.  Rank r gets ``gives[r]``,
+        converted to `dtype`, and shows this one ``counts[r]`` elements.  `longest`, the most elements that any rank
+        shows another, is the same on all ranks.  ``take(start, values)`` is given what the others show, by rank, from
+        their elements `start` on.
         """
         segments, rank, others, depth = self._segments, self._rank, self._others, self._depth
         step = self._part_bytes // dtype.itemsize

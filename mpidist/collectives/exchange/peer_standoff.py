@@ -187,15 +187,7 @@ _LONG_SECONDS = 0.5
 class PeerWatch(Watch):
     """One eye on the control channel while one rank waits for another.
 
-    Parameters
-    ----------
-    waited : Transfer
-        What this rank waits for.
-
-    Attributes
-    ----------
-    is_missed : bool
-        Whether the function given to `run` raised on another rank: the rank that is waited for may never come.
+    `is_missed`: the function given to `run` raised on another rank, so the rank that is waited for may never come.
     """
 
     __slots__ = ("_waited", "_standoffs", "_peer", "_has_left", "is_missed")

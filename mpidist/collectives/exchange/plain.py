@@ -133,13 +133,8 @@ def from_root(transport: Transport, array: Any, root: int, watch: Watch) -> None
 def checked_splits(rows: int, splits: Sequence[int] | None, size: int) -> list[int]:
     """Return how many rows each rank gets; equal parts by default.  Local.
 
-    Raises
-    ------
-    ValueError
-        There is not one split a rank, one is negative, or they do not add up to `rows`; without splits, `rows` is no
-        multiple of `size`.
-    TypeError
-        A split is no whole number.
+    ValueError unless there is one split a rank, none negative, and they add up to `rows`; without splits, where `rows`
+    is no multiple of `size`.  TypeError for a split that is no whole number.
     """
     if splits is None:
         if rows % size:

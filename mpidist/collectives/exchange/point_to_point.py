@@ -46,19 +46,7 @@ _KEPT = 256
 
 
 class Transfer(Handle):
-    """A send or a receive that was started.
-
-    Attributes
-    ----------
-    peer : int
-    timeout_seconds : float or None
-    sends : bool
-        Whether it is a send.
-    is_over : bool
-    result : array or None
-    watch : PeerWatch or None
-        Of those who ask whether it is ready.
-    """
+    """A send or a receive that was started.  `watch` is that of those who ask whether it is ready."""
 
     sends: bool
 
@@ -356,20 +344,8 @@ class _Incoming(_Side):
 class PointToPoint:
     """The messages between pairs of ranks, for one rank.
 
-    Parameters
-    ----------
-    ranks : Communicator
-
-    Attributes
-    ----------
-    heads, bodies : Transport
-    targets, sources : dict
-        By rank, what goes to it, and what comes from it.
-    turnstile : BaseTurnstile
-        What every call of this rank goes through.
-    standoffs : PeerStandoffs
-    is_behind : bool
-        Whether a message has come from a later step than that in which this rank waits.
+    `targets` and `sources` are by rank: what goes to it, and what comes from it.  `is_behind`: a message has come from
+    a later step than that in which this rank waits.
     """
 
     def __init__(self, ranks: Communicator) -> None:

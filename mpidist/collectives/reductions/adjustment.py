@@ -37,22 +37,8 @@ class Zeros:
     """Stands in for the arrays of a list that are None, and tells the other ranks which these are.
 
     A list has one array more: a number for each array, 1 where it is there.  Its sum is above 0 for those that any rank
-    has.
-
-    Parameters
-    ----------
-    examples : sequence of array
-        The list with all of its arrays.
-
-    Raises
-    ------
-    ValueError
-        The operation is neither a sum nor a mean: zeros would change its result.
-
-    Attributes
-    ----------
-    counts : array
-        Like the array that is added.
+    has.  `counts` is like the array that is added.  ValueError where the operation is neither a sum nor a mean: zeros
+    would change its result.
     """
 
     def __init__(self, examples: Sequence[Any], op: str) -> None:
@@ -108,17 +94,9 @@ def _dtype_of_counts(dtypes: Sequence[Any]) -> Any:
 def check_factors(prescale: float | None, postscale: float | None, dtypes: Iterable[tuple[Any, Any]], op: str) -> None:
     """Raise, before any communication, unless the factors are numbers that can be multiplied by.  Local.
 
-    Parameters
-    ----------
-    dtypes : iterable of (dtype, dtype)
-        Of the values, and that in which they are multiplied.
-
-    Raises
-    ------
-    ValueError
-        A factor is 0 or not finite: results would tell nothing.
-    UnsupportedDtypeError
-        The values are whole numbers or truth values, to which products would be rounded.
+    `dtypes` are pairs: that of the values, and that in which they are multiplied.  ValueError where a factor is 0 or
+    not finite, since results would tell nothing; UnsupportedDtypeError for whole numbers and truth values, to which
+    products would be rounded.
     """
     for what, value in (("prescale", prescale), ("postscale", postscale)):
         if value is None:
@@ -138,11 +116,7 @@ def adjusted(
 ) -> Callable[[list[Any]], list[Any]]:
     """Return ``fn(arrays)`` that does the same around a reduction that knows nothing of it.  Local.
 
-    Parameters
-    ----------
-    reduce : callable
-        ``reduce(arrays)`` returns the reduced arrays.  Collective.
-    examples : sequence of array
+    ``reduce(arrays)``, which returns the reduced arrays, is collective.
     """
     if adjustment == AS_IT_IS:
         return reduce

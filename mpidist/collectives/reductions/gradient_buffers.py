@@ -42,20 +42,8 @@ _LONG_BYTES = 1 << 22
 class GradientBuffers:
     """Buffers for the gradients of some variables, in memory that the ranks of a node share.
 
-    Collective: every rank makes it in the same order.
-
-    Parameters
-    ----------
-    ranks : Communicator
-        Of ranks that share memory.
-    signatures : sequence of (name, dtype, shape)
-
-    Raises
-    ------
-    UnsupportedDtypeError
-        A dtype that is not added as such.
-    TransportError
-        On all ranks: there is not so much shared memory.
+    Collective: every rank makes it in the same order.  UnsupportedDtypeError for a dtype that is not added as such;
+    TransportError, on all ranks, where there is not so much shared memory.
     """
 
     def __init__(
@@ -104,16 +92,10 @@ class GradientBuffers:
         return not self._dead and list(map(id, tensors)) == self._ids
 
     def reduced(self, op: str, timeout_seconds: float | None) -> list[Any]:
-        """Return the buffers reduced over all ranks, as arrays to be read.
+        """Return the buffers reduced over all ranks, as arrays to be read.  Collective.
 
-        Collective: every rank calls it in the same order.
-
-        Raises
-        ------
-        UnsupportedDtypeError
-            The dtype of a buffer has no such reduction; before any communication.
-        TransportError, MemoryError
-            On all ranks, which can go on: so many results are held that there is no memory for one more.
+        UnsupportedDtypeError, before any communication, where a dtype has no such reduction.  TransportError or
+        MemoryError, on all ranks, which can go on, where so many results are held that there is no memory for one more.
         """
         if op not in self._calls:
             self._check(op)

@@ -35,26 +35,11 @@ def bind_in_place(
     timeout_seconds: float | None = None,
     kind: Any = None,
 ) -> Bound:
-    """Return what reduces lists of such arrays in place, to be called any number of times.
+    """Return what reduces lists of such arrays in place, to be called any number of times.  Collective.
 
-    Collective: every rank calls it in the same order.  Calls compare names, dtypes and shapes.
-
-    Parameters
-    ----------
-    signatures : sequence of (name, dtype, shape)
-    op : str
-        ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
-    algorithm : str, optional
-        As in `Communicator.all_reduce`.
-    timeout_seconds : float, optional
-        Of the calls, too.
-    kind : array, optional
-        An array of the kind that will be reduced; by default they are NumPy's.
-
-    Raises
-    ------
-    UnsupportedDtypeError
-        There is no such reduction of a dtype into arrays of that dtype.
+    Calls compare names, dtypes and shapes.  `kind` is an array of the kind that will be reduced, by default NumPy's;
+    the deadline is that of the calls, too.  UnsupportedDtypeError where there is no such reduction of a dtype into
+    arrays of that dtype.
     """
     what = f"all_reduce({op}) in place"
     return _bound(ranks, signatures, op, algorithm, timeout_seconds, kind, what)

@@ -22,26 +22,11 @@ _is_contiguous = attrgetter("flags.c_contiguous")
 class ListIntake:
     """Lists like the one that an all-reduce was bound for.
 
-    Parameters
-    ----------
-    tensors : sequence of array
-        No reference to them is kept.
-    any_strides : bool
-        Whether they may lie in memory otherwise.
-    in_memory_order : bool
-        Whether a tensor may be taken in the order in which its axes lie in memory.
-    is_long : bool
-        Whether long tensors that may lie anyhow are made contiguous: a span of one that is not would be found by
-        copying all of it.
-    pack_flat : callable
-        ``pack_flat(tensors, out)`` copies contiguous tensors into a flat array.
-
-    Attributes
-    ----------
-    sources : Sources
-        How tensors become contiguous ones.
-    kind : array
-        An empty array of the tensors' kind.
+    No reference to the tensors is kept.  `any_strides`: they may lie in memory otherwise.  `in_memory_order`: a tensor
+    may be taken in the order in which its axes lie in memory.  `is_long`: long tensors that may lie anyhow are made
+    contiguous, since a span of one that is not would be found by copying all of it.  ``pack_flat(tensors, out)`` copies
+    contiguous tensors into a flat array.  `sources` makes tensors contiguous ones; `kind` is an empty array of their
+    kind.
     """
 
     def __init__(
@@ -103,14 +88,7 @@ class ListIntake:
 class OptionalIntake:
     """Lists in which any tensor may be None.
 
-    Parameters
-    ----------
-    zeros : Zeros
-        Stands in for these.
-    like : ListIntake
-        Takes the lists without None.
-    pack_whole : callable
-        Packs these, as ``like.pack`` does.
+    `zeros` stands in for these; `like` takes the lists without None, and `pack_whole` packs them.
     """
 
     def __init__(self, zeros: Zeros, like: ListIntake, pack_whole: Callable[[Sequence[Any], Any], bool]) -> None:
@@ -132,15 +110,8 @@ class OptionalIntake:
 class InPlaceIntake:
     """Lists of C-contiguous arrays of exact shapes and dtypes, which are written to.
 
-    Parameters
-    ----------
-    what : str
-        The call, for messages.
-    memory : DeviceMemory or None
-        None for the host's.
-    are_apart : bool
-        Whether each must lie in memory of its own: else results are written while other values are still to be read,
-        and what arrays share is reduced twice.
+    With `are_apart` each must lie in memory of its own: else results are written while other values are still to be
+    read, and what arrays share is reduced twice.
     """
 
     def __init__(self, what: str, plan: Plan, memory: DeviceMemory | None, are_apart: bool) -> None:
@@ -214,19 +185,9 @@ _strides = attrgetter("strides")
 class Sources:
     """How tensors of some shapes and strides are made contiguous ones, once a list.
 
-    A transposed tensor is taken in the order of memory, which costs nothing.  A tensor with gaps is copied.
-
-    Parameters
-    ----------
-    tensors : sequence of array
-        No reference to them is kept.
-    in_memory_order : bool
-        False where ranks differ in the order: then all are taken in the order of their axes.
-
-    Attributes
-    ----------
-    orders : dict of int to tuple of int
-        The order of axes in memory, for tensors where it is not the usual one.
+    A transposed tensor is taken in the order of memory, which costs nothing.  A tensor with gaps is copied.  No
+    reference to the tensors is kept.  Where ranks differ in the order of memory, `in_memory_order` is False: all are
+    taken in the order of their axes.  `orders` has the order in memory where it is not the usual one.
     """
 
     def __init__(self, tensors: Sequence[Any], in_memory_order: bool = True) -> None:

@@ -48,14 +48,8 @@ _signature = attrgetter("dtype", "shape")
 class Question(NamedTuple):
     """What is asked for besides the tensors themselves.
 
-    Attributes
-    ----------
-    bytes_per_pack : int
-        0 for the default.
-    is_packed : bool
-        Whether the results are wanted as `Packed`.
-    prescale, postscale : float or None
-        What values are multiplied by before they are reduced, and what results are multiplied by.
+    `bytes_per_pack` is 0 for the default; `is_packed` wants results as `Packed`.  Values are multiplied by `prescale`,
+    results by `postscale`.
     """
 
     op: str
@@ -82,15 +76,9 @@ def bind_list(
 ) -> BoundList:
     """Return the all-reduce of lists like this one; no reference to the tensors is kept.
 
-    Parameters
-    ----------
-    tensors : sequence of array
-    in_memory_order : bool
-        Whether a tensor may be taken in the order in which its axes lie in memory.
-    any_strides : bool
-        Whether lists that lie in memory otherwise are taken, too; a list of many short tensors is in any case.
-    zeros : Zeros, optional
-        Stands in for tensors that are None.
+    `in_memory_order`: a tensor may be taken in the order in which its axes lie in memory.  `any_strides`: lists that
+    lie in memory otherwise are taken, too; a list of many short tensors is in any case.  `zeros` stands in for tensors
+    that are None.
     """
     if zeros is not None:
         tensors = [*tensors, zeros.counts]
@@ -145,19 +133,8 @@ def bind_list(
 class ShortArray(Bound):
     """The all-reduce of one short array in one step through shared memory.
 
-    Parameters
-    ----------
-    step : BucketReduction
-        With a slot.
-    prescale : float, optional
-        What values are multiplied by before they are reduced.
-    is_in_place : bool
-        Whether the result lies where the values lay; by default it is an array of its own.
-
-    Attributes
-    ----------
-    question : Question or None
-        What a new array was asked for by.
+    `step` has a slot.  Values are multiplied by `prescale` before they are reduced; with `is_in_place` the result lies
+    where the values lay.  `question` is what a new array was asked for by.
     """
 
     question: Any = None

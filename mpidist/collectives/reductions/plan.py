@@ -23,16 +23,8 @@ Signature = tuple[str, Any, tuple[int, ...]]
 class Bucket:
     """One fused reduction.
 
-    Attributes
-    ----------
-    dtype : numpy.dtype
-        In which the values are reduced and sent.
-    result : numpy.dtype
-        In which they are given back.
-    tensors : tuple of int
-        Positions of its tensors in the list.
-    offsets : tuple of int
-        Where each begins, in elements; one more for the end.
+    Values are reduced and sent in `dtype`, and given back in `result`.  `tensors` are positions in the list; `offsets`
+    say where each begins, in elements, with one more for the end.
     """
 
     dtype: numpy.dtype
@@ -53,15 +45,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a list of tensors is reduced.
-
-    Attributes
-    ----------
-    op : str
-        ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
-    signatures : tuple of Signature
-    buckets : tuple of Bucket
-    """
+    """How a list of tensors is reduced."""
 
     op: str
     signatures: tuple[Signature, ...]

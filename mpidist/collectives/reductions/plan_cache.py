@@ -24,14 +24,8 @@ _UNUSED_CALLS, _CALLS_BETWEEN = 1024, 256
 class Kept(Protocol):
     """What is kept.
 
-    Attributes
-    ----------
-    key : hashable
-        What ranks ask for when they want it: the same on all of them.
-    nbytes : int
-        About how much it holds when there are results of one call; the same on all ranks.
-    last_call : int
-        For the cache; 0 at first.
+    Ranks ask for it by `key`, the same on all of them.  `nbytes`, the same too, is about how much it holds with the
+    results of one call.  `last_call`, 0 at first, is the cache's.
     """
 
     key: Any

@@ -35,10 +35,7 @@ def one_step(
 ) -> BucketReduction | None:
     """Return the all-reduce of the only bucket in one step, if that is the way; of one array with its shape.  Local.
 
-    Parameters
-    ----------
-    targets : sequence of Pieces
-        By bucket.
+    `targets` are by bucket.
     """
     if way.algorithm != "shared_memory" or len(plan.buckets) != 1:
         return None
@@ -95,26 +92,9 @@ class Sink(Protocol):
 class BoundReduction(Bound):
     """The all-reduce of lists of tensors that are like one list.
 
-    Parameters
-    ----------
-    ranks : Communicator
-    call : Call
-    plan : Plan
-    reductions : sequence of BucketReduction
-        By bucket.
-    intake : Intake
-    sink : Sink
-    memory : DeviceMemory, optional
-        Of the tensors; by default the host's.
-    prescale : float, optional
-        What values are multiplied by before they are reduced.
-    pack_checked : callable, optional
-        In place of the intake's `pack`.
-
-    Attributes
-    ----------
-    question : Question or None
-        What new arrays were asked for by.
+    `reductions` are by bucket; `memory` is that of the tensors, by default the host's.  Values are multiplied by
+    `prescale` before they are reduced; `pack_checked` stands in place of the intake's `pack`.  `question` is what new
+    arrays were asked for by.
     """
 
     question: Any = None

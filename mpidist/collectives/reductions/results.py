@@ -13,14 +13,8 @@ from mpidist.collectives.reductions.plan import Bucket, Plan
 class Packed(NamedTuple):
     """Reduced tensors of one dtype that lie one after the other, each in the order of its axes.
 
-    Attributes
-    ----------
-    tensors : tuple of int
-        Their positions in the list.
-    offsets : tuple of int
-        Where each begins, in elements; one more for the end.
-    values : array, shape (elements,)
-        The next call writes to it.
+    `tensors` are their positions in the list; `offsets` say where each begins, in elements, with one more for the end.
+    The next call writes to `values`.
     """
 
     tensors: tuple[int, ...]
@@ -34,18 +28,9 @@ class ResultSet(Owners):
     Callers get new array objects, whose shape, dtype and flags are theirs to change.  What is used here are other views
     of the owners, which nobody else has.
 
-    Parameters
-    ----------
-    plan : Plan
-    kind : array
-        Of whose kind the buffers are.
-    orders : mapping of int to tuple of int
-        See `Sources`.
-    buffers : list of array, optional
-        A flat array for each bucket, in the dtype of its results, which does not lie in another one; by default new
-        ones.
-    is_packed : bool
-        Whether the results are handed out as they were packed.
+    The buffers are of the kind of `kind`; `orders` are those of `Sources`.  `buffers`, by default new ones, are a flat
+    array for each bucket, in the dtype of its results, which does not lie in another one.  With `is_packed` results are
+    handed out as they were packed.
     """
 
     def __init__(

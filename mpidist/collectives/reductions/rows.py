@@ -15,12 +15,7 @@ import numpy
 class Rows:
     """What lists of such tensors have in common.
 
-    Parameters
-    ----------
-    lengths : sequence of int
-        Of the tensors' first axes.
-    others : tuple of int
-        The lengths of their other axes.
+    `lengths` are those of their first axes, `others` those of the other axes.
     """
 
     def __init__(self, lengths: Sequence[int], others: tuple[int, ...]) -> None:

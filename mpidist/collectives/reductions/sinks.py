@@ -19,12 +19,7 @@ _KEPT_SETS = 3
 class ResultSink:
     """Results in new arrays.
 
-    Parameters
-    ----------
-    is_packed : bool
-        Whether they are handed out as they were packed.
-    zeros : Zeros, optional
-        What stood in for tensors that are None.
+    With `is_packed` they are handed out as they were packed.  `zeros` stood in for tensors that are None.
     """
 
     def __init__(self, plan: Plan, like: ListIntake, is_packed: bool, zeros: Zeros | None = None) -> None:

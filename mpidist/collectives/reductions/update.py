@@ -33,15 +33,7 @@ LEAST_BYTES = 1 << 20
 class Slice(NamedTuple):
     """What a rank owns of one bucket.
 
-    Attributes
-    ----------
-    tensors : tuple of int
-        Positions of the bucket's tensors in the list.
-    pieces : Pieces
-        Where they lie in the bucket.
-    dtype : numpy.dtype
-    owned : list of (start, stop)
-        In ascending order.
+    `tensors` are positions in the list, `pieces` say where these lie in the bucket; the spans of `owned` ascend.
     """
 
     tensors: tuple[int, ...]
@@ -58,14 +50,7 @@ class Slice(NamedTuple):
 class FusedUpdate(NamedTuple):
     """Plans updates over the ranks of a communicator.  Two that plan the same are equal.
 
-    Attributes
-    ----------
-    communicator : Communicator
-    algorithm : str, optional
-        As in `Communicator.all_reduce`.
-    timeout_seconds : float, optional
-    in_one_copy : bool
-        Whether the parameters are arrays that all ranks see: what one rank has updated is there for the others.
+    `in_one_copy`: the parameters are arrays that all ranks see, so what one rank has updated is there for the others.
     """
 
     communicator: Communicator
@@ -109,7 +94,7 @@ class FusedUpdate(NamedTuple):
     def gather(self, part: Slice, values: Any) -> Any:
         """Return what the ranks have for their slices of a bucket, as one flat array; `values` are those of this rank.
 
-        Collective: every rank calls it in the same order.
+        Collective.
         """
         ranks, whole = self.communicator, numpy.zeros(part.pieces.elements, values.dtype)
         if ranks.topology.node_of[ranks.rank] == 0:  # on other nodes others own the same
@@ -123,12 +108,7 @@ class FusedUpdate(NamedTuple):
 class PlannedUpdate:
     """An update of parameters of some shapes; the table of bindings keeps it from its first call on.
 
-    Attributes
-    ----------
-    slices : list of Slice
-        By bucket.
-    key, nbytes, last_call
-        See `PlanCache`.
+    `slices` are by bucket.
     """
 
     last_call = 0
@@ -163,24 +143,11 @@ class PlannedUpdate:
         on_begin: Callable[[], None],
         timeout_seconds: float | None,
     ) -> None:
-        """Sum the gradients over the ranks and put new parameters in place.
+        """Sum the gradients over the ranks and put new parameters in place.  Collective.
 
-        Collective: every rank calls it in the same order.
-
-        Parameters
-        ----------
-        gradients : sequence of array
-        parameters : sequence of array, C-contiguous, modified in place
-        transforms : sequence of callable
-            By bucket: ``transform(start, values)`` gets summed gradients that this rank owns, from element `start` of
-            the bucket on, and updates its own parameters there.
-        on_begin : callable
-            Called when all ranks have come, before anything is changed.
-        timeout_seconds : float or None
-
-        Raises
-        ------
-        CollectiveMismatchError, TransportTimeoutError, RankFailedError
+        By bucket, ``transform(start, values)`` gets summed gradients that this rank owns, from element `start` of the
+        bucket on, and updates its own parameters there.  `on_begin` is called when all ranks have come, before anything
+        is changed.
         """
         buffers = self._ranks.in_shared_memory.get(id(gradients[0]))
         if buffers is not None and buffers.holds(gradients):

@@ -22,13 +22,8 @@ Take = Callable[[int, Any], None]
 class BucketReduction(Protocol):
     """The all-reduce of some tensors, bound to where they lie in their bucket, not to the tensors.
 
-    Attributes
-    ----------
-    owned : list of (start, stop)
-        Which elements a `transform` gets on this rank.
-    slot : callable or None
-        ``slot(call)`` is where this rank's values are to lie before it begins that call; None for a way that reads the
-        sources.
+    `owned` spans are the elements that a `transform` gets on this rank.  ``slot(call)`` is where this rank's values are
+    to lie before it begins that call; None for a way that reads the sources.
     """
 
     owned: list[tuple[int, int]]
@@ -41,21 +36,10 @@ class BucketReduction(Protocol):
 
         Collective: every rank of the node calls it in the same order, within a begun call.
 
-        Parameters
-        ----------
-        watch : Watch
-            Of the call.
-        sources : sequence of array, C-contiguous
-            One after the other they are the bucket; unchanged.  Not looked at where values lie in a slot.
-        targets : sequence of array, C-contiguous
-            Likewise, cut in their own way; may be the sources.
-        transform : callable, optional
-            Called for each of the `owned` spans that is not empty, in order, with an array that it may use up.  It
-            puts into this rank's targets what all ranks get there.
-
-        Raises
-        ------
-        TransportTimeoutError, RankFailedError
+        One after the other the `sources` are the bucket; they are not changed, and not looked at where values lie in a
+        slot.  `targets` are likewise, cut in their own way, and may be the sources.  `transform` is called for each of
+        the `owned` spans that is not empty, in order, with an array that it may use up; it puts into this rank's
+        targets what all ranks get there.
         """
 
 
@@ -68,23 +52,10 @@ class Pipeline(Protocol):
     def run(self, watch: Watch, fill: Fill, take: Take, transform: Transform | None = None) -> None:
         """Reduce what `fill` gives, and hand it to `take`; all ranks get the same bits.
 
-        Collective: every rank of the node calls it in the same order, within a begun call.
-
-        Parameters
-        ----------
-        watch : Watch
-            Of the call.
-        fill : callable
-            Called once for each segment, in order.
-        take : callable
-            Gets every element once, in any order.  May write where `fill` reads: a segment is taken after it was read.
-        transform : callable, optional
-            Called once for each of the `owned` spans that is not empty, in order, when it is reduced; those are not
-            taken then, since who has changed them has them already.
-
-        Raises
-        ------
-        TransportTimeoutError, RankFailedError
+        Collective: every rank of the node calls it in the same order, within a begun call.  `fill` is called once for
+        each segment, in order.  `take` gets every element once, in any order, and may write where `fill` reads: a
+        segment is taken after it was read.  `transform` is called once for each of the `owned` spans that is not empty,
+        in order, when it is reduced; those are not taken, since who has changed them has them already.
         """
 
 

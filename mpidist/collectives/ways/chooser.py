@@ -15,19 +15,9 @@ ONE_PACK, _MESSAGE_PACK = 1 << 62, 1 << 22
 class Chooser:
     """Chooses ways for one rank; the same on all ranks.
 
-    Parameters
-    ----------
-    facts : Facts
-        Without choices.
-    room : int or None
-        The longest segment in bytes, where ranks have less of each other's memory than the table asks for.
-    moves_device : bool
-        Whether the transport moves arrays in device memory by itself.
-
-    Attributes
-    ----------
-    choices : Choices or None
-        What follows from measurements, if a user asked for some.
+    `facts` are without choices.  `room` is the longest segment in bytes where ranks have less of each other's memory
+    than the table asks for; `moves_device`: the transport moves arrays in device memory by itself.  `choices` follow
+    from measurements, if a user asked for some.
     """
 
     def __init__(self, facts: Facts, settings: Settings, room: int | None = None, moves_device: bool = False) -> None:
@@ -55,10 +45,7 @@ class Chooser:
     def way(self, nbytes: int, algorithm: str | None, on_host: bool = True) -> Way:
         """Return the way of a unit of `nbytes`; an explicit choice wins.  Local.
 
-        Raises
-        ------
-        ValueError
-            There is no such algorithm here.
+        ValueError where there is no such algorithm here.
         """
         asked = self.asked(algorithm)
         if self._facts.topology.size == 1:

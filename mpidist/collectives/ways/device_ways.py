@@ -95,10 +95,7 @@ class DeviceWays:
 class DeviceReplay:
     """The all-reduce of flat buffers of one dtype in device memory, in place; a `Replay`.
 
-    Parameters
-    ----------
-    algorithm : str
-        See `selection.asked_for`.
+    `algorithm` is as in `selection.asked_for`.
     """
 
     def __init__(
@@ -148,15 +145,8 @@ class DeviceReplay:
 class StagedArray(ArrayBound):
     """A collective of one array in device memory, that is made on a copy in host memory.
 
-    Parameters
-    ----------
-    like : array
-    axis : int, optional
-        In the length of this axis arrays may differ.
-    inner : ArrayBound
-        The same for arrays of the host.
-    in_place : bool
-        Whether its result is written into the array.
+    Arrays may differ in the length of `axis`; `inner` is the same for arrays of the host.  With `in_place` the result
+    is written into the array.
     """
 
     def __init__(

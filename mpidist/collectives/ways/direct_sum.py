@@ -39,16 +39,9 @@ _SHORT_BYTES = 1 << 14
 class Part(NamedTuple):
     """Values that are added at one go.
 
-    Attributes
-    ----------
-    member : int or None
-        The tensor in which this rank's own lie; None for all of a segment, which are put together first.
-    elements : slice
-        Which elements of the tensor; of the buffer, if those of a segment are put together.
-    where : slice
-        The same, counted from where the segment begins.
-    below, above : tuple of array
-        What the ranks before this one, and after it, put there.
+    `member` is the tensor in which this rank's own lie; None for all of a segment, which are put together first.
+    `elements` are those of the tensor, or of the buffer if a segment is put together; `where` counts the same from
+    where the segment begins.  `below` and `above` have what the ranks before this one, and after it, put there.
     """
 
     member: int | None
@@ -61,14 +54,8 @@ class Part(NamedTuple):
 class Stripe(NamedTuple):
     """What the ranks do together in one turn.
 
-    Attributes
-    ----------
-    start, stop : int
-        The elements that this rank adds up.
-    got : tuple of array
-        By other rank: where it puts its values of them, and finds their sums.
-    given : tuple of (start, stop, array)
-        By other rank: the elements that it adds up, and where this rank puts its values and finds the sums.
+    This rank adds up the elements from `start` to `stop`.  By other rank, `got` is where it puts its values of them and
+    finds their sums; `given` has the elements that it adds up, and where this rank puts its values and finds the sums.
     """
 
     start: int
@@ -80,20 +67,9 @@ class Stripe(NamedTuple):
 class DirectSum(BucketReduction):
     """The all-reduce of tensors over the ranks of a node.
 
-    Parameters
-    ----------
-    rank : int
-        Of this process, among those that share the segments.
-    dtypes : sequence of three dtypes
-        Of the sources, of what is added, and of the targets.
-    op : str
-        ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
-    scale : float, optional
-        What reduced values are multiplied by.
-    segment_bytes : int
-        Size of a segment, if there is room for it.
-    observer : Observer, optional
-        Is told when a stripe is packed and handed out.
+    `dtypes` are those of the sources, of what is added, and of the targets; reduced values are multiplied by `scale`.
+    `segment_bytes` is the size of a segment, if there is room for it.  `observer` is told when a stripe is packed and
+    handed out.
     """
 
     def __init__(

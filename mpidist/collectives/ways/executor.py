@@ -31,13 +31,8 @@ Span = tuple[int, int]
 class Turn(NamedTuple):
     """What a rank posts for one segment, in elements of the buffer; None where there is nothing.
 
-    Attributes
-    ----------
-    send, receive : (start, stop) or None
-    reduce : bool
-        Whether the received segment is reduced into the buffer, or has replaced what was there.
-    last : bool
-        Whether this is the round's last segment: nothing of the next round may be posted before it is done.
+    `reduce`: the received segment is reduced into the buffer; else it has replaced what was there.  `last`: this is the
+    round's last segment, so nothing of the next round may be posted before it is done.
     """
 
     send_to: int
@@ -202,12 +197,7 @@ class Executor:
 
 
 class Progress:
-    """A run of an executor that moves on when it is polled, and never waits.
-
-    Attributes
-    ----------
-    done : bool
-    """
+    """A run of an executor that moves on when it is polled, and never waits."""
 
     __slots__ = ("done", "_waits", "_transport", "_pendings")
 
@@ -217,13 +207,7 @@ class Progress:
         self.done = not self._pendings
 
     def poll(self) -> bool:
-        """Do what can be done now, and return whether that was all.
-
-        Raises
-        ------
-        TransportError
-            As `Transport.poll`.
-        """
+        """Do what can be done now, and return whether that was all.  Errors as of `Transport.poll`."""
         while not self.done and self._transport.poll(self._pendings):
             self._pendings = next(self._waits, [])
             self.done = not self._pendings
@@ -259,10 +243,8 @@ class _Action(NamedTuple):
     ----------
     received : (where, rank) or None
         Into which piece of memory, or into which span of the buffer.
-    sent : (span, rank) or None
     reduced : (piece, span, is_below) or None
         What was received before, what it is reduced with, and whether it comes from a rank below this one.
-    reduce : callable
     """
 
     received: tuple[Any, int] | None

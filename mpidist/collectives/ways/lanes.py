@@ -33,12 +33,8 @@ _FIRST_CHANNEL = 16
 class Lane(NamedTuple):
     """One shard that this rank carries.
 
-    Attributes
-    ----------
-    transports : tuple of Transport
-        By slot: over the shard's carriers, in the order of their nodes.
-    scratch : tuple of array
-        By slot: bytes to receive into.
+    By slot, `transports` are over the shard's carriers, in the order of their nodes, and `scratch` has bytes to receive
+    into.
     """
 
     shard: int
@@ -49,25 +45,9 @@ class Lane(NamedTuple):
 class Lanes:
     """The lanes of a world of several nodes, as one of its ranks sees them.  Local, and the same on all ranks.
 
-    Parameters
-    ----------
-    segments : SharedSegments
-        Of this rank's node.  Its places are the memory of the slots.
-    transport : Transport
-        Over the whole world; it has channels.
-    across : Schedule
-        The all-reduce among the carriers of a shard.
-
-    Attributes
-    ----------
-    shards : int
-    local_rank, local_size : int
-        Of this rank, on its node.
-    node_count : int
-    lane_bytes : int
-        The longest shard there is room for.
-    mine : tuple of Lane
-        The shards that this rank carries.
+    The places of `segments`, of this rank's node, are the memory of the slots; `transport` is over the whole world and
+    has channels; `across` is the all-reduce among the carriers of a shard.  `lane_bytes` is the longest shard there is
+    room for, and `mine` are the shards that this rank carries.
     """
 
     SLOTS = 3

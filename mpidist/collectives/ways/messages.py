@@ -22,13 +22,7 @@ _PIECE_BYTES, _PIECES = 1 << 20, 16
 
 
 class Messages:
-    """The all-reduces of a transport.
-
-    Parameters
-    ----------
-    scratch : Scratch
-        What is bound runs inside the turnstile only.
-    """
+    """The all-reduces of a transport.  What is bound shares `scratch`, so it runs inside the turnstile only."""
 
     def __init__(self, transport: Transport, topology: Topology, scratch: Scratch) -> None:
         self._transport = transport
@@ -39,17 +33,9 @@ class Messages:
     def bind(self, elements: int, dtype: numpy.dtype, kind: Any, op: str, chosen: str) -> Replay:
         """Return what reduces flat buffers in place; Local.
 
-        Parameters
-        ----------
-        elements : int
-            Of a buffer.
-        dtype : numpy.dtype
-            One that is added as such.
-        kind : array
-            An empty one of the kind that is reduced.
-        chosen : str
-            ``"native"``, ``"none"``, or the name of a schedule.  Floats whose least or greatest is wanted never take
-            MPI's own: it loses NaN.
+        `dtype` is one that is added as such, `kind` an empty array of the kind that is reduced.  `chosen` is
+        ``"native"``, ``"none"``, or the name of a schedule; floats whose least or greatest is wanted never take MPI's
+        own, which loses NaN.
         """
         if chosen == "none":
             return _nothing

@@ -24,14 +24,8 @@ _MOST_BYTES_READ = 1 << 22
 class NodeMemory(NamedTuple):
     """What the ranks of a node see of each other's memory, and the reductions that go through it.
 
-    Attributes
-    ----------
-    rank : int
-        Among the ranks of the node.
-    lanes : Lanes or None
-        What several nodes have instead.
-    scratch : Scratch
-        For all reductions of this rank.
+    `rank` is that among the ranks of the node; several nodes have `lanes` instead.  `scratch` is for all reductions of
+    this rank.
     """
 
     rank: int
@@ -70,10 +64,7 @@ class NodeMemory(NamedTuple):
     ) -> BucketReduction | None:
         """Return the reduction of a bucket by a way through memory, None for ways that need messages; Local.
 
-        Parameters
-        ----------
-        dtypes : sequence of three dtypes
-            Of the sources, of what is added, and of the targets.
+        `dtypes` are those of the sources, of what is added, and of the targets.
         """
         if not way.segment_bytes or sources.elements == 0:
             return None

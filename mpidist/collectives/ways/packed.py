@@ -22,23 +22,14 @@ class Replay(Protocol):
     def __call__(self, watch: Watch, buffer: Any, source: Any = None) -> None:
         """Reduce into the buffer, within the begun call of `watch`.
 
-        Parameters
-        ----------
-        watch : Watch
-        buffer : array, shape (n,), contiguous
-        source : array, shape and dtype of the buffer, optional
-            This rank's values, unchanged; by default they are in the buffer.
+        This rank's values are in the buffer; or in `source`, which is like it and stays as it is.
         """
 
 
 class PlainPacking:
     """The packing of tensors of any kind, by what their library has.
 
-    Parameters
-    ----------
-    pieces : Pieces
-    observer : Observer
-        Is told when they are packed and handed out.
+    `observer` is told when they are packed and handed out.
     """
 
     def __init__(self, pieces: Pieces, observer: Observer) -> None:
@@ -50,13 +41,8 @@ class PackedReduction(BucketReduction):
     """Tensors that are packed into a flat buffer, which is reduced; see `bind_packed`.
 
     The buffer is the only target, where its dtype is the one in which values are reduced; else it is work memory.
-
-    Parameters
-    ----------
-    is_flat : bool
-        Whether there is but one target, in the dtype in which values are reduced.
-    work : callable
-        ``work()`` returns a flat array, which other reductions use as well, but not at the same time.
+    `is_flat`: there is but one target, in the dtype in which values are reduced.  ``work()`` returns a flat array,
+    which other reductions use as well, but not at the same time.
     """
 
     def __init__(
@@ -116,23 +102,9 @@ def bind_packed(
 ) -> PackedReduction:
     """Return the reduction of tensors that are packed.  Local.
 
-    Parameters
-    ----------
-    reduce : Replay
-        Of flat buffers.
-    kind : array
-        An empty one of the kind that is reduced.
-    sources, targets : Pieces
-    dtypes : sequence of three dtypes
-        Of the sources, of what is added, and of the targets.
-    scale : float or None
-        What reduced values are multiplied by.
-    is_apart : bool
-        Whether values and results had better lie apart.
-    scratch : Scratch
-        Work memory of the host.
-    observer : Observer
-        Is told when tensors of the host are packed and handed out.
+    `kind` is an empty array of the kind that is reduced; `dtypes` are those of the sources, of what is added, and of
+    the targets.  Reduced values are multiplied by `scale`.  `is_apart`: values and results had better lie apart.
+    `scratch` is work memory of the host, and `observer` is told when tensors of the host are packed and handed out.
     """
     source, dtype, result = dtypes
     is_flat = targets.is_single and dtype == result

@@ -12,14 +12,8 @@ import numpy
 class Piece(NamedTuple):
     """A part of one tensor.
 
-    Attributes
-    ----------
-    member : int
-        Which tensor.
-    start, stop : int
-        Its elements, in memory order.
-    part : slice or None
-        The same; None for the whole tensor.
+    `start` and `stop` are its elements of tensor `member`, in memory order; `part` is the same as a slice, None for the
+    whole tensor.
     """
 
     member: int
@@ -36,10 +30,7 @@ class Piece(NamedTuple):
 class Pieces:
     """Tensors that lie one after the other in a flat buffer.
 
-    Parameters
-    ----------
-    offsets : sequence of int
-        Where each begins, in elements; one more for the end.
+    `offsets` say where each begins, in elements, with one more for the end.
     """
 
     def __init__(self, offsets: Sequence[int]) -> None:

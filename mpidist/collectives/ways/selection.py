@@ -118,17 +118,9 @@ class Way(NamedTuple):
 class Facts:
     """What the choice depends on.
 
-    Attributes
-    ----------
-    topology : Topology
-    native : tuple of str
-        Collectives that the transport has of its own.
-    has_segments : bool
-        Whether the ranks of each node share memory.
-    choices : Choices or None
-        What follows from measurements; None for the table.
-    on_device : bool
-        Whether the buffer lies in device memory that the transport does not move by itself.
+    `native` are collectives that the transport has of its own; `has_segments`: the ranks of each node share memory.
+    `choices` follow from measurements; None for the table.  `on_device`: the buffer lies in device memory that the
+    transport does not move by itself.
     """
 
     topology: Topology
@@ -153,14 +145,9 @@ class Facts:
 class Choices:
     """What to choose for how many bytes, with and without shared memory; the same on all ranks.
 
-    Attributes
-    ----------
-    shared, messages : tuple of (bytes, algorithm)
-        From so many bytes on, the algorithm to choose.  `shared` is empty where the ranks share no memory.
-    bucket_bytes : int
-        The size of a unit that messages are fused into.
-    segment_bytes : int or None
-        The size of segments of long units through the memory of one node; None for that of the table.
+    From so many bytes on, `shared` and `messages` name the algorithm; `shared` is empty where the ranks share no
+    memory.  `bucket_bytes` is the size of a unit that messages are fused into, `segment_bytes` that of segments of long
+    units through the memory of one node; None for that of the table.
     """
 
     shared: tuple[tuple[int, str], ...]
@@ -188,15 +175,8 @@ class Choices:
 def way(nbytes: int, asked: str, facts: Facts) -> Way:
     """Return the way of an all-reduce of one unit of `nbytes` (Local).
 
-    Parameters
-    ----------
-    asked : str
-        ``"auto"``, ``"pinned"``, ``"nccl"``, ``"staged"``, or an algorithm by name.
-
-    Raises
-    ------
-    ValueError
-        There is no such algorithm, or not for these ranks and this kind of memory.
+    `asked` is ``"auto"``, ``"pinned"``, ``"nccl"``, ``"staged"``, or an algorithm by name.  ValueError where there is
+    no such algorithm, or not for these ranks and this kind of memory.
     """
     chosen = asked_for(nbytes, asked, facts)
     if chosen not in SEGMENTED:

@@ -27,12 +27,7 @@ _MOST_PAIRS, _MOST_REDUCED_BYTES = 3, 1 << 14
 def rank_order(op: str, slots: Any) -> Callable[[Any], object]:
     """Return ``fn(out)``, which reduces `slots` over its first axis, the ranks, in their order.
 
-    Parameters
-    ----------
-    op : str
-        ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
-    slots : array, shape (ranks, ...)
-        Two ranks or more; read each time.
+    `slots`, of two ranks or more, are read each time.
     """
     combine: Any = reduction(op, numpy)
     dtype, size = slots.dtype, len(slots)
@@ -66,21 +61,8 @@ def _one_by_one(combine: Callable[..., Any], first: Any, second: Any, rest: Sequ
 class SegmentAllReduce(BucketReduction):
     """The all-reduce of an array of `shape` and `dtype`, bound to the segments.
 
-    Each rank puts its values into its `slot` before it begins a call.
-
-    Parameters
-    ----------
-    segments : SharedSegments
-    rank : int
-        Of this process, among those that share the segments.
-    shape : tuple of int
-    dtype : numpy.dtype
-    op : str
-        ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
-    scale : float, optional
-        What reduced values are multiplied by.
-    targets : Pieces, optional
-        Where results belong; by default there is one target, of this shape and dtype.
+    Each rank puts its values into its `slot` before it begins a call.  Results belong to `targets`, by default one of
+    this shape and dtype; they are multiplied by `scale`.
     """
 
     def __init__(

@@ -20,20 +20,8 @@ from mpidist.transports.node_memory import SharedSegments
 class SharedSum(BucketReduction):
     """The all-reduce of one buffer a rank.
 
-    Parameters
-    ----------
-    segments : SharedSegments
-        For its flags.
-    buffers : sequence of array, shape (elements,)
-        By rank, seen by all.
-    result : array, shape (elements,)
-        Seen by all.
-    op : str
-        ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
-    scale : float or None
-        What reduced values are multiplied by.
-    targets : Pieces, optional
-        Where results are copied to; by default they stay.
+    `segments` are for their flags.  All ranks see the `buffers`, by rank, and the `result`, which is multiplied by
+    `scale` and copied to `targets`, if there are any.
     """
 
     def __init__(

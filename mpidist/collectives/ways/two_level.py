@@ -66,25 +66,10 @@ def _nothing(index: int, is_back: bool) -> None:
 class TwoLevel:
     """The all-reduce of `elements` values of `dtype`, bound to the lanes.
 
-    Parameters
-    ----------
-    elements : int
-        At least 1.
-    op : str
-        ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
-    scale : float, optional
-        What reduced values are multiplied by, before `transform`.
-    segment_bytes : int, optional
-        Size of a segment; by default all there is room for.
-    on_wave : callable, optional
-        ``on_wave(index, is_back)`` is told when a wave goes to the other nodes, and when it is back.
-
-    Attributes
-    ----------
-    bounds : list of (start, stop)
-        The segments, in elements of the buffer.
-    owned : list of (start, stop)
-        This rank's part of them: of the shards that it carries, segment by segment.
+    Reduced values are multiplied by `scale` before `transform`.  `segment_bytes` are by default all there is room for.
+    ``on_wave(index, is_back)`` is told when a wave goes to the other nodes, and when it is back.  `bounds` are the
+    segments, in elements of the buffer; `owned` is this rank's part of them: of the shards that it carries, segment by
+    segment.
     """
 
     def __init__(

@@ -22,13 +22,7 @@ _LOOK_SECONDS = 0.1
 
 
 class InputStream:
-    """The way of standard input to rank 0.
-
-    Parameters
-    ----------
-    path : str
-        Of the pipe, which is made.
-    """
+    """The way of standard input to rank 0.  The pipe is made at `path`."""
 
     def __init__(self, path: str) -> None:
         self._path = path

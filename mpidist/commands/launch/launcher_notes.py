@@ -30,10 +30,7 @@ _MOST_LINES = 40
 class LauncherNotes:
     """Takes the output of one process as lines, and holds back those that only tell that the job has ended.
 
-    Attributes
-    ----------
-    held : bytes
-        What was held back.
+    `held` is what was held back.
     """
 
     def __init__(self) -> None:

@@ -23,14 +23,22 @@ from mpidist.commands.launch.mpi_files import RUN, SEGMENTS
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2
 
+#: What tells a machine from others: the number of its start, and its numbering of processes, of which a container may
+#: have one of its own.
+_BOOT, _PROCESSES = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
+
 #: Notes the process, connects the pipes there are, takes the job's folder of shared memory if it is on this machine,
-#: and becomes the program; $0 is the folder, $@ the program.  MPICH gives ranks but 0 an input that never ends.
+#: and becomes the program; $0 is the folder, $1 the machine that it is of, the rest the program.  A file system that
+#: machines share shows the folder on all of them, and there nobody reads its pipes.  MPICH gives ranks but 0 an input
+#: that never ends.
 _CONNECT = f"""\
 r="${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-none}}}}"
-if [ -p "$0/$r.2" ]; then echo $$ >"$0/$r.process"; fi
-if [ -p "$0/$r.0" ]; then exec <"$0/$r.0"; elif [ "$r" -gt 0 ] 2>/dev/null; then exec </dev/null; fi
-if [ -p "$0/$r.1" ]; then exec >"$0/$r.1"; fi
-if [ -p "$0/$r.2" ]; then exec 2>"$0/$r.2"; fi
+here=; if [ "$({{ cat {_BOOT}; readlink {_PROCESSES}; }} 2>/dev/null)" = "$1" ]; then here="$0/$r"; fi
+shift
+if [ -p "$here.2" ]; then echo $$ >"$here.process"; fi
+if [ -p "$here.0" ]; then exec <"$here.0"; elif [ "$r" -gt 0 ] 2>/dev/null; then exec </dev/null; fi
+if [ -p "$here.1" ]; then exec >"$here.1"; fi
+if [ -p "$here.2" ]; then exec 2>"$here.2"; fi
 s="{SEGMENTS}${{0##*/{RUN}}}"
 if [ -d "$s" ]; then export OMPI_MCA_btl_sm_backing_directory="${{OMPI_MCA_btl_sm_backing_directory:-$s}}"; fi
 exec "$@\""""
@@ -79,7 +87,7 @@ class OutputStreams:
 
     def command(self, program: Sequence[str]) -> list[str]:
         """Return the command that runs `program` connected to its rank's pipes."""
-        return ["sh", "-c", _CONNECT, self.folder, *program]
+        return ["sh", "-c", _CONNECT, self.folder, _machine(), *program]
 
     def add_launcher(self, pipe: int, descriptor: int) -> None:
         """Read the launcher's own output, `STDOUT` or `STDERR`, from `pipe` too."""
@@ -180,3 +188,14 @@ class OutputStreams:
         for pipe in self._pipes:
             os.close(pipe)
         shutil.rmtree(self.folder, ignore_errors=True)  # a process that cannot be ended may remove files of its own
+
+
+def _machine() -> str:
+    """Return what the shell's line finds on this machine; "" where the system has no such files."""
+    facts = []
+    for read in (lambda: Path(_BOOT).read_text().strip(), lambda: os.readlink(_PROCESSES)):
+        try:
+            facts.append(read())
+        except OSError:
+            continue
+    return "\n".join(facts)

@@ -32,9 +32,9 @@ def ranks_of(token: str) -> list[int]:
     return sorted(pid for pid in ranks if _parent(pid) not in ranks)
 
 
-def end_processes(token: str, timeout_seconds: float = 5.0) -> list[int]:
-    """Kill every process that carries `token` and return those that are still there after `timeout_seconds`; Local."""
-    deadline = time.monotonic() + timeout_seconds
+def end_processes(token: str) -> list[int]:
+    """Kill every process that carries `token` and return those that are still there after five seconds; Local."""
+    deadline = time.monotonic() + 5
     none_seen = 0
     # look twice: a process that is just being started shows no environment for a moment
     while none_seen < 2 and time.monotonic() < deadline:

@@ -34,14 +34,8 @@ class Room:
 def least_room(ranks_of: Mapping[str, int], visible: Cores, allocation: Allocation | None) -> Room:
     """Return the room on the host where a rank has the fewest cores; Local.
 
-    Parameters
-    ----------
-    ranks_of : mapping of str to int
-        How many ranks each host has.
-    visible : Cores
-        Those of this process.
-    allocation : Allocation, optional
-        What a scheduler has given to the job.  Hosts that it says nothing about are taken to be like this machine.
+    `visible` are the cores of this process.  Hosts of which `allocation` says nothing are taken to be like this
+    machine.
     """
     rooms = [Room(ranks, _cores_of(host, visible, allocation), host) for host, ranks in ranks_of.items()]
     least = min(rooms, key=lambda room: room.cores.count / room.ranks)

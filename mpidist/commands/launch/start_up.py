@@ -62,7 +62,7 @@ def judge(ranks: Sequence[RankState], warn_seconds: float, timeout_seconds: floa
     ended = [rank for rank, state in enumerate(ranks) if state.ended]
     if ended and waited >= _GRACE_SECONDS:
         return Verdict(
-            f"{_named(ended)} ended before all ranks had joined; {_named(waiting)} {_verb(waiting, 'wait')} for "
+            f"{_named(ended)} ended before all ranks had joined; {_named(waiting)} {_wait(waiting)} for "
             f"{'it' if len(ended) == 1 else 'them'} in MPI's start-up, which has no end. Every rank must come to the "
             f"first strategy. The job was ended",
             fatal=True,
@@ -81,7 +81,7 @@ def judge(ranks: Sequence[RankState], warn_seconds: float, timeout_seconds: floa
 
 def _sentence(waiting: Sequence[int], late: Sequence[int], waited: float) -> str:
     """Return who waits for whom."""
-    begin = f"{_named(waiting)} {_verb(waiting, 'wait')} in MPI's start-up, for {waited:.0f} s by now"
+    begin = f"{_named(waiting)} {_wait(waiting)} in MPI's start-up, for {waited:.0f} s by now"
     return f"{begin}; {_named(late)} {'has' if len(late) == 1 else 'have'} not come to it" if late else begin
 
 
@@ -89,8 +89,8 @@ def _named(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
 
 
-def _verb(ranks: Sequence[int], verb: str) -> str:
-    return f"{verb}s" if len(ranks) == 1 else verb
+def _wait(ranks: Sequence[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"
 
 
 class StartUp:

@@ -46,12 +46,7 @@ def array_of(leaf: jax.Array, dtype: numpy.dtype[Any]) -> Any:
 def given(results: Sequence[Any], dtypes: Sequence[Any], placements: Sequence[Any]) -> list[jax.Array]:
     """Return copies of results as arrays of JAX, when the device has made them.
 
-    Parameters
-    ----------
-    results : sequence of array
-    dtypes : sequence of dtype
-        Of what is returned.
-    placements : sequence of Sharding or None
+    `dtypes` are those of what is returned.
     """
     from mpidist.device import foreign
 

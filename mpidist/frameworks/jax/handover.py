@@ -29,15 +29,7 @@ class _Group(NamedTuple):
 
 
 class Handover:
-    """Results of some leaves on their way to JAX.
-
-    Parameters
-    ----------
-    leaves : sequence of Leaf
-        All of them `in_jax`.
-    dtypes : sequence of dtype
-        Of the results.
-    """
+    """Results of some leaves on their way to JAX.  All `leaves` are `in_jax`; `dtypes` are those of the results."""
 
     def __init__(self, leaves: Sequence[Leaf], dtypes: Sequence[Any]) -> None:
         self._shapes = [leaf.shape for leaf in leaves]
@@ -82,11 +74,7 @@ class Handover:
 def put(arrays: list[Any], placements: list[Any]) -> list[Any]:
     """Return arrays, which nobody writes any more, as arrays of JAX.  Local.
 
-    Parameters
-    ----------
-    arrays : list of array
-    placements : list of Sharding or None
-        One for each; None leaves it to JAX.
+    Each has its placement; None leaves it to JAX.
     """
     if not arrays:
         return []

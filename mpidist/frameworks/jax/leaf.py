@@ -21,18 +21,8 @@ _NUMBERS: dict[type, str] = {bool: "?", int: "i8", float: "f8", complex: "c16"}
 class LeafKind(NamedTuple):
     """What must be alike for one bound collective to serve two leaves.
 
-    Attributes
-    ----------
-    type : type
-        `jax.Array`, or the leaf's own.
-    dtype : dtype
-    shape : tuple of int
-    placement : Sharding or None
-        Of an array of JAX.
-    is_weak : bool
-        Whether JAX may take the dtype of what the array is combined with.
-    is_committed : bool
-        Whether JAX keeps the array, and what is computed from it, where it is.
+    `type` is `jax.Array`, or the leaf's own; `placement` is that of an array of JAX.  `is_weak`: JAX may take the dtype
+    of what the array is combined with.  `is_committed`: JAX keeps the array, and what is computed from it, where it is.
     """
 
     type: type
@@ -46,19 +36,9 @@ class LeafKind(NamedTuple):
 class Leaf(Protocol):
     """How leaves of one kind are taken, and given back.
 
-    Attributes
-    ----------
-    dtype : numpy.dtype
-        Of the host array.
-    shape : tuple of int
-    has_sum : bool
-        Whether values are numbers that can be added up.
-    placement : Sharding or None
-        Where JAX has the leaf, for leaves that are `in_jax`; None where that is left to JAX.
-    in_jax : bool
-        Whether `given` gets an array of JAX.
-    device : Sharding or None
-        The CUDA device on which the leaf is reduced; None for the host.
+    `dtype` and `shape` are those of the host array.  `has_sum`: values are numbers that can be added up.  `in_jax`:
+    `given` gets an array of JAX; then `placement` is where JAX has the leaf, None where that is left to JAX.  `device`
+    is the CUDA device on which the leaf is reduced; None for the host.
     """
 
     dtype: Any
@@ -99,20 +79,9 @@ def kind_of(leaf: Any) -> LeafKind:
 def leaf_of(kind: LeafKind, name: str, what: str) -> Leaf:
     """Return how leaves of a kind are taken and given back.  Local.
 
-    Parameters
-    ----------
-    kind : LeafKind
-    name : str
-        The leaf's path in its tree, for messages.
-    what : str
-        The function that was called, for messages.
-
-    Raises
-    ------
-    TypeError
-        A tracer, or no array and no number.
-    UnsupportedDtypeError
-        An array that lies neither in this process's host memory nor on one CUDA device.
+    `name`, the leaf's path in its tree, and `what`, the function that was called, are for messages.  TypeError for a
+    tracer, and for what is no array and no number; UnsupportedDtypeError for an array that lies neither in this
+    process's host memory nor on one CUDA device.
     """
     if issubclass(kind.type, jax.core.Tracer):
         raise TypeError(

@@ -12,12 +12,7 @@ from mpidist.collectives.kept_memory import KeptMemory
 
 
 class ResultMemory:
-    """Arrays of fixed shapes and dtypes, each at an aligned place of one piece of memory.
-
-    Parameters
-    ----------
-    signatures : sequence of (dtype, shape)
-    """
+    """Arrays of fixed shapes and dtypes, each at an aligned place of one piece of memory."""
 
     def __init__(self, signatures: Sequence[tuple[Any, tuple[int, ...]]]) -> None:
         self._places: list[tuple[int, int, Any, tuple[int, ...]]] = []

@@ -107,13 +107,7 @@ class TreeReduction:
 
 
 class _BoundTree:
-    """The reduction of trees of one structure.
-
-    Attributes
-    ----------
-    kind : TreeKind
-    compressed : CompressedAllReduce or None
-    """
+    """The reduction of trees of one structure."""
 
     def __init__(self, tree: Any, replicas: Replicas, op: str, compression: Compression | None) -> None:
         self.kind = TreeKind(tree, _WHAT)

@@ -22,18 +22,8 @@ _KEPT_TREES = 16
 class TreeKind:
     """The structure of a tree with the kinds of its leaves.
 
-    Parameters
-    ----------
-    tree : pytree
-        No reference to it is kept.
-    what : str
-        The function that was called, for messages.
-
-    Attributes
-    ----------
-    names : list of str
-        The path of each leaf, such as ``layers/0/w``.
-    leaves : list of Leaf
+    No reference to the tree is kept; `what` is the function that was called, for messages.  `names` are the leaves'
+    paths, such as ``layers/0/w``.
     """
 
     def __init__(self, tree: Any, what: str) -> None:
@@ -54,10 +44,7 @@ class TreeKind:
     def device(self) -> Any:
         """Return where all leaves are reduced together, a sharding of one CUDA device; None for the host.  Local.
 
-        Raises
-        ------
-        UnsupportedDtypeError
-            Two leaves lie apart; names them.
+        UnsupportedDtypeError names two leaves that lie apart.
         """
         for leaf, name in zip(self.leaves, self.names, strict=True):
             if leaf.device != self.leaves[0].device:
@@ -80,11 +67,7 @@ def _told(device: Any) -> str:
 class Results:
     """Results of a collective on their way to leaves of a tree; memory that JAX has is never written again.
 
-    Parameters
-    ----------
-    leaves : sequence of Leaf
-    dtypes : sequence of dtype
-        In which the results are computed.
+    The results are computed in `dtypes`.
     """
 
     def __init__(self, leaves: Sequence[Leaf], dtypes: Sequence[Any]) -> None:
@@ -97,15 +80,7 @@ class Results:
         self._handover = Handover(members, [] if self._on_device else [self._dtypes[each] for each in self._in_jax])
 
     def given(self, results: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """Return the leaves of the result.  Local.
-
-        Parameters
-        ----------
-        results : sequence of array
-            Copied.
-        values : sequence
-            The leaves that were given.
-        """
+        """Return the leaves of the result.  Local.  `results` are copied; `values` are the leaves that were given."""
         if self._on_device:
             made = cuda.given(results, self._dtypes, [leaf.placement for leaf in self._leaves])
             return [leaf.given(each, value) for leaf, each, value in zip(self._leaves, made, values, strict=True)]
@@ -120,10 +95,7 @@ class Results:
 class KeptTrees(Generic[_B]):
     """What is bound to kinds of trees, the latest ones.
 
-    Parameters
-    ----------
-    bind : callable
-        ``bind(tree)`` returns what is bound to trees like this one.
+    ``bind(tree)`` returns what is bound to trees like this one.
     """
 
     def __init__(self, bind: Callable[[Any], _B]) -> None:

@@ -14,8 +14,8 @@ from keras.src.backend import get_keras_mask
 from mpidist.frameworks.keras import backends
 from mpidist.frameworks.keras.replica import ModelReplica
 
-#: Reductions of losses by which a mean over rows follows from the means over parts of them.
-_MEANS = ("sum_over_batch_size", "mean")
+#: The reduction of losses that are given by name, or as functions.
+_MEAN = "sum_over_batch_size"
 
 
 def require_gradients(model: keras.Model) -> None:
@@ -49,7 +49,7 @@ def require_trainable(model: keras.Model) -> None:
     backends.require_backend()
     if not getattr(model, "compiled", False):
         return  # Keras says so
-    reductions = {_reduction(loss) for loss in _losses(model)}
+    reductions = reductions_of(model)
     if "sum" in reductions and len(reductions) > 1:
         raise NotImplementedError(
             f"a distributed Keras model has losses with the reductions {', '.join(sorted(map(str, reductions)))}; use "
@@ -70,13 +70,10 @@ def require_trainable(model: keras.Model) -> None:
             )
 
 
-def _losses(model: Any) -> Sequence[Any]:
-    return [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-
-
-def _reduction(loss: Any) -> str:
-    """Return the reduction of a loss; names and functions become losses that are means."""
-    return getattr(loss, "reduction", None) or _MEANS[0]
+def reductions_of(model: Any) -> set[str]:
+    """Return the reductions of a model's losses; names and functions become losses that are means.  Local."""
+    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
+    return {getattr(loss, "reduction", None) or _MEAN for loss in losses}
 
 
 def bound_loss(compute_loss: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +97,7 @@ def loss_arguments(model: Any, replica: ModelReplica, arguments: dict[str, Any])
             "places that are not masked on this replica. Let the model return outputs without a mask, and pass "
             "sample_weight with zeros for masked places"
         )
-    reductions = {_reduction(loss) for loss in _losses(model)}
+    reductions = reductions_of(model)
     if weights is not None and "mean_with_sample_weight" in reductions:
         raise NotImplementedError(
             f'{replica.name}: a loss with reduction "mean_with_sample_weight" divides by the weights of this '

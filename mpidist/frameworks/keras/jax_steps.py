@@ -237,7 +237,8 @@ class _GradientStep:
         self._step: Callable[..., Any] = jax.jit(self._traced) if is_compiled else self._traced
 
     def _traced(self, state: Any, data: Any) -> Any:
-        logs, after, optimizer, gradients = _noted(self._model, self._replica, state, data)
+        with only_added_to(layer_variables(self._model) if self._replica.share else ()):
+            logs, after, optimizer, gradients = _noted(self._model, self._replica, state, data)
         checks.require_compiled_optimizer(self._model, optimizer)
         return logs, gradients, after[1], after[3]
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy
 
 # Private: how Keras finds what a model returns, and builds it, without values; whether it does so just now
 from keras.src.backend import compute_output_spec, in_stateless_scope
 
 from mpidist.collectives.mismatch import fact
-from mpidist.frameworks.keras import backends, checks, facts, metrics, predictions
+from mpidist.frameworks.keras import backends, checks, facts, metrics
 from mpidist.frameworks.keras.callbacks import with_agreement
 from mpidist.frameworks.keras.classes import distribute, replica_of, stock, stock_class, stock_classes
 from mpidist.frameworks.keras.current_step import stepping
@@ -162,9 +163,36 @@ def _predict(
         data = adapter_of(replica, "predict", (x, None, None), batch_size, steps)
         shown = verbose if replica.is_chief else 0
         found = stock(self).predict(x=data, verbose=shown, steps=steps, callbacks=with_agreement(replica, callbacks))
-        return predictions.gathered(replica, found, data.handed_out)
+        return _gathered(replica, found, data.handed_out)
 
     return replica.run(run)
+
+
+def _gathered(replica: ModelReplica, found: Any, shares: Sequence[BatchShare]) -> Any:
+    """Return the predictions for all rows, of those for this replica's rows batch by batch.  Collective."""
+    given = sum(share.given_rows for share in shares)
+    counts = numpy.concatenate([numpy.full(share.given_rows, share.own_rows > 0) for share in shares])
+    order = _input_order([share.rows for share in shares], replica.count)
+
+    def joined(leaf: Any) -> numpy.ndarray:
+        array = numpy.asarray(leaf)
+        if len(array) != given:
+            raise ValueError(
+                f"{replica.name}: the model made {len(array)} predictions of {given} rows; a distributed model must "
+                "make one for each row"
+            )
+        return replica.communicator.all_gather(numpy.ascontiguousarray(array[counts]), axis=0)[order]
+
+    return keras.tree.map_structure(joined, found)
+
+
+def _input_order(rows: Sequence[int], count: int) -> numpy.ndarray:
+    """Return the places of the input rows in what is gathered replica by replica."""
+    parts = [[BatchShare.of(each, number, count).own_rows for each in rows] for number in range(count)]
+    lengths = numpy.array(parts, "int64")
+    starts = (lengths.reshape(-1).cumsum() - lengths.reshape(-1)).reshape(lengths.shape)
+    pieces = zip(starts.T.reshape(-1), lengths.T.reshape(-1), strict=True)
+    return numpy.concatenate([numpy.arange(start, start + length) for start, length in pieces])
 
 
 # -- one batch --------------------------------------------------------------------------------------------------------
@@ -248,7 +276,8 @@ def _predict_on_batch(self: Any, x: Any) -> Any:
 # -- what a step asks for ---------------------------------------------------------------------------------------------
 
 
-def _compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the loss of this replica's rows, of which the mean over replicas is that of the batch.  Local."""
     replica = replica_of(self)
     if replica is None or replica.share is None:
         return stock(self).compute_loss(*args, **kwargs)
@@ -353,7 +382,7 @@ _ON_EVERY_BACKEND: dict[str, Any] = {
     "test_on_batch": _test_on_batch,
     "__call__": _call,
     "predict_on_batch": _predict_on_batch,
-    "compute_loss": _compute_loss,
+    "compute_loss": compute_loss,
     "get_metrics_result": _get_metrics_result,
     "stop_training": property(_is_stopped, _vote),
     "load_weights": _load_weights,

@@ -14,12 +14,12 @@ import keras
 import numpy
 
 from mpidist.errors import OutOfRangeError
-from mpidist.frameworks.keras import backends, checks, metrics
+from mpidist.frameworks.keras import backends, checks, metrics, step_parts
 from mpidist.frameworks.keras.callbacks import flat_callbacks
 from mpidist.frameworks.keras.classes import distribute, of_keras, replica_of
 from mpidist.frameworks.keras.given import adapter_of, split
 from mpidist.frameworks.keras.inputs import PartAdapter
-from mpidist.frameworks.keras.model import SAVING, link_optimizers
+from mpidist.frameworks.keras.model import SAVING, compute_loss, link_optimizers
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
 from mpidist.frameworks.keras.served_step import (
     ServedTraining,
@@ -168,7 +168,8 @@ def _begun(
     ValueError
         A function that makes data sets, and no number of steps; or the model is not compiled.
     NotImplementedError
-        Its class has methods in the place of those that are put over Keras', or variables that have no gradients.
+        Its class has methods in the place of those that are put over Keras', or variables that have no gradients; or
+        the strategy restores servers.
     """
     replica: ServedReplica = replica_of(model)
     if replica.is_evaluator:
@@ -180,6 +181,11 @@ def _begun(
         raise NotImplementedError(
             f"{type(model).__name__} has a {own[0]} of its own, in whose place servers train the model: put what it "
             "does into train_step, or into a function that calls fit"
+        )
+    if replica.strategy._on_server_failure == "restore":
+        raise NotImplementedError(
+            'on_server_failure="restore" needs checkpoints of what servers hold, and those of a Keras model are in '
+            "files of Keras: leave it out, save by BackupAndRestore, and start the job again when a server has died"
         )
     if not model.compiled:
         raise ValueError(f"{type(model).__name__} is not compiled: call compile(optimizer, loss) before it is trained")
@@ -201,6 +207,8 @@ def _begun(
     if source is not None:
         source.reset()
     checks.require_gradients(model)
+    if replica.batches_per_step:
+        step_parts.require_parts(model, dataset_fn is not None)
     replica.adopt(model)
     return _Training(model, source, dataset_fn, steps)
 
@@ -353,7 +361,7 @@ class _Training:
         try:
             for done, result in enumerate(self._results(callbacks, is_watched), 1):
                 totals.add(result)
-                self._micro_step = result.micro_step if self._replica.workers == 1 else 0
+                self._micro_step = result.micro_step if self._replica.workers == 1 or result.part else 0
                 if callbacks is not None:
                     if is_watched:
                         self._read()
@@ -375,27 +383,52 @@ class _Training:
                 is_over = True
 
     def _results(self, callbacks: keras.callbacks.CallbackList | None, is_watched: bool) -> Iterator[StepResult]:
-        """Yield what workers say of the batches of an epoch, in the order in which these were handed out."""
-        replica, workers = self._replica, self._replica.workers
-        # who watches a single worker sees what one process shows
-        ahead = 1 if is_watched and workers == 1 else _AHEAD * workers
-        waiting: deque[Any] = deque()
-        batches = iter(range(self.steps or 0)) if self._batches is None else self._batches.epoch()
-        for number, batch in enumerate(batches):
+        """Yield what workers say of the batches of an epoch, in the order in which these were handed out.
+
+        A batch begins, for callbacks, when the one before it has ended; where workers wait for that, before it is
+        computed.
+        """
+
+        def begin() -> None:
             if callbacks is not None:
-                callbacks.on_train_batch_begin(number)
+                callbacks.on_train_batch_begin(next(numbers))
                 if is_watched:
                     self.write()
-            own = (
-                (replica.iterator, replica.epochs)
-                if self._batches is None
-                else (replica.iterator, replica.epochs, batch)
-            )
-            waiting.append(self._coordinator.schedule(step, args=own))
-            if len(waiting) >= ahead:
+
+        given, numbers, workers = self._given(), itertools.count(), self._replica.workers
+        # who watches a single worker sees what one process shows
+        at_once = self._replica.batches_per_step or (1 if is_watched and workers == 1 else 0)
+        while several := list(itertools.islice(given, at_once)):
+            begin()
+            for number, result in enumerate(self._made_of(several)):
+                if number:
+                    begin()
+                yield result
+        waiting: deque[Any] = deque()
+        for args in given:
+            waiting.append(self._coordinator.schedule(step, args=args))
+            if len(waiting) >= _AHEAD * workers:
+                begin()
                 yield waiting.popleft().fetch()
         while waiting:
+            begin()
             yield waiting.popleft().fetch()
+
+    def _given(self) -> Iterator[tuple[Any, ...]]:
+        """Yield what a worker is given of each batch of an epoch."""
+        replica = self._replica
+        batches = itertools.repeat((), self.steps or 0) if self._batches is None else zip(self._batches.epoch())
+        return ((replica.iterator, replica.epochs, *batch) for batch in batches)
+
+    def _made_of(self, several: Sequence[tuple[Any, ...]]) -> list[StepResult]:
+        """Have batches computed that see the same variables, and return what workers say of each."""
+        results = [each.fetch() for each in [self._coordinator.schedule(step, args=args) for args in several]]
+        if not self._replica.batches_per_step:
+            return results
+        own = self._replica.own_optimizer
+        assert own is not None
+        step_parts.update(self._model, self._replica, [result.part for result in results])
+        return [result._replace(micro_step=own.micro_step) for result in results]
 
 
 class _Totals:
@@ -471,4 +504,4 @@ def _has(callback: Any, hook: str) -> bool:
     return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, hook)
 
 
-_METHODS = {**SAVING, "fit": _fit, "train_on_batch": _train_on_batch}
+_METHODS = {**SAVING, "compute_loss": compute_loss, "fit": _fit, "train_on_batch": _train_on_batch}

@@ -19,6 +19,7 @@ from mpidist.frameworks.keras.variables import is_seed
 from mpidist.frameworks.replicas import Replicas
 from mpidist.optimizers import Optimizer
 from mpidist.options import ReduceOp
+from mpidist.parameter_server.consistency import BackupWorkers
 from mpidist.variables import Variable
 
 #: Under which names a strategy keeps its models, by the order in which they were made, and their variables on servers.
@@ -71,6 +72,12 @@ class ServedReplica(ModelReplica):
         """How many ranks compute gradients: all that train but the chief, or one alone."""
         return max(len(self.strategy._roles.trainers) - 1, 1)
 
+    @property
+    def batches_per_step(self) -> int | None:
+        """How many batches make a step, which sees the same variables; None where each is applied as it comes."""
+        consistency = self.strategy._consistency
+        return consistency.count if isinstance(consistency, BackupWorkers) else None
+
     def reduce(self, op: ReduceOp, arrays: list[numpy.ndarray]) -> NoReturn:
         """Raise NotImplementedError: nobody but `fit` and `train_on_batch` hand gradients to the servers."""
         raise NotImplementedError(
@@ -112,19 +119,28 @@ class ServedReplica(ModelReplica):
                 self.served[id(variable)].assign(value)
                 self._read[id(variable)] = value.copy()
 
-    def write_changes(self, model: keras.Model) -> None:
-        """Add to the servers' values by what a step has changed by itself: moving averages, a normed kernel.  Local."""
+    def changes(self, model: keras.Model) -> dict[int, numpy.ndarray]:
+        """Return what a step has changed by itself since `read`, such as moving averages or a normed kernel.  Local.
+
+        By the place among those of `shared`: the difference; of booleans, which are others.
+        """
         is_written = backends.seam().is_written
-        for variable in self.shared(model):
+        found = {}
+        for place, variable in enumerate(self.shared(model)):
             if id(variable) in self.served and is_written(variable, self._stamps[id(variable)]):
                 value, before = _array(variable), self._read[id(variable)]
                 change = value ^ before if value.dtype == bool else value - before
-                if not change.any():
-                    continue
-                if value.dtype == bool:
-                    self.served[id(variable)].assign(value)
-                else:
-                    self.served[id(variable)].assign_add(change)
+                if change.any():
+                    found[place] = change
+        return found
+
+    def add(self, variable: Any, change: numpy.ndarray) -> None:
+        """Change what the servers have of a variable by one of `changes`.  Local."""
+        served = self.served[id(variable)]
+        if served.dtype == bool:
+            served.assign(served.value ^ change.astype(bool))
+        else:
+            served.assign_add(change.astype(served.dtype))
 
     # -- the optimizer -------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,10 @@ from mpidist.frameworks.keras import backends, metrics
 from mpidist.frameworks.keras.classes import of_keras, replica_of
 from mpidist.frameworks.keras.compile_config import CompileConfig
 from mpidist.frameworks.keras.current_step import step_of
+from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
+from mpidist.frameworks.keras.shares import BatchShare
+from mpidist.frameworks.keras.step_parts import StepPart
 from mpidist.frameworks.keras.variables import is_seed, own_seed
 from mpidist.input.from_function import InputContext
 from mpidist.optimizers import Optimizer
@@ -59,7 +62,9 @@ class StepResult(NamedTuple):
     logs: dict[str, Any]
     """What the step returned."""
     micro_step: int
-    """Micro-batches that the worker has added up since its last update."""
+    """Micro-batches that were added up since the last update."""
+    part: StepPart | None
+    """Of a step of several batches."""
 
 
 def training_of(training: ServedTraining) -> Iterator[_Worker]:
@@ -133,13 +138,28 @@ class _Worker:
         if epoch != self._epoch:
             model.reset_metrics()
             self._epoch = epoch
+        logs, part = self._together(data) if replica.batches_per_step else (self._alone(data), None)
+        held = [numpy.array(keras.ops.convert_to_numpy(each)) for each in model.metrics_variables]
+        logs = {name: _on_host(value) for name, value in metrics.flat(logs).items()}
+        return StepResult(self._name, held, logs, optimizer.micro_step, part)
+
+    def _alone(self, data: Any) -> dict[str, Any]:
+        """Make a step of a batch, which servers apply as it comes; return its logs."""
+        model, replica = self._model, self._replica
         with step_of(replica):
             logs, gradients = backends.seam().gradients_of_step(model, replica, data)
         self._push(gradients)
-        replica.write_changes(model)
-        held = [numpy.array(keras.ops.convert_to_numpy(each)) for each in model.metrics_variables]
-        logs = {name: _on_host(value) for name, value in metrics.flat(logs).items()}
-        return StepResult(self._name, held, logs, optimizer.micro_step)
+        variables = replica.shared(model)
+        for place, change in replica.changes(model).items():
+            replica.add(variables[place], change)
+        return logs
+
+    def _together(self, data: Any) -> tuple[dict[str, Any], StepPart]:
+        """Return the logs of a batch, and its part of a step."""
+        model, replica, rows = self._model, self._replica, given_rows(data)
+        with replica.step(BatchShare.of(rows, 0, 1)):
+            logs, gradients = backends.seam().gradients_of_step(model, replica, data)
+        return logs, StepPart(rows, gradients, replica.changes(model))
 
     def _push(self, gradients: Sequence[Any]) -> None:
         variables = [self._replica.served[id(each)] for each in self._model.trainable_variables]

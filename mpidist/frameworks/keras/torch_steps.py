@@ -230,7 +230,8 @@ def gradients_of_step(model: Any, replica: ModelReplica, data: Any) -> tuple[dic
     replica.steps.look()
     replica.collected = []
     try:
-        logs = stock(model).train_step(keras.tree.map_structure(_as_tensor, data))
+        with only_added_to(replica.steps.variables if replica.share else ()):
+            logs = stock(model).train_step(keras.tree.map_structure(_as_tensor, data))
         found = replica.collected
     finally:
         replica.collected = None

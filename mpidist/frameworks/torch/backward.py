@@ -32,17 +32,9 @@ _waiting: dict[int, dict[int, PassWatch]] = {}
 class PassWatch:
     """Tells of the backward passes that give one of some parameters a gradient.
 
-    Parameters
-    ----------
-    begin : WeakMethod
-        ``begin(parameter)`` is called when a pass, or one inside it, has given the first gradient.
-    end : WeakMethod
-        ``end()`` is called when the outermost pass is over.  An error of it is raised by ``backward()``.
-
-    Attributes
-    ----------
-    is_open : bool
-        Whether a pass has given gradients and is not over; also one that was broken off.
+    ``begin(parameter)`` is called when a pass, or one inside it, has given the first gradient; ``end()`` when the
+    outermost pass is over, and its error is raised by ``backward()``.  `is_open`: a pass has given gradients and is not
+    over; also one that was broken off.
     """
 
     def __init__(self, begin: WeakMethod[Any], end: WeakMethod[Any]) -> None:

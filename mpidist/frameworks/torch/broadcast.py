@@ -67,19 +67,9 @@ def broadcast_tensors(
     is_checked: bool = False,
     what: str = "broadcast_parameters",
 ) -> None:
-    """Give all replicas the tensors of rank `root`, in place.
+    """Give all replicas the tensors of rank `root`, in place.  Collective.
 
-    Collective: every rank calls it in the same order.
-
-    Parameters
-    ----------
-    replicas : Replicas
-    named : sequence of (name, tensor)
-    root : int
-    is_checked : bool
-        Whether they have been compared already.
-    what : str
-        What is being done, for messages.
+    `is_checked`: they have been compared already.  `what` is being done, for messages.
     """
     if not is_checked:
         check_alike(replicas, what, named)

@@ -41,7 +41,7 @@ _ADVICE = (
 def check_alike(replicas: Replicas, what: str, named: Sequence[Named]) -> None:
     """Raise CollectiveMismatchError on all ranks unless all have such tensors; the first that differs is named.
 
-    Collective: every rank calls it in the same order.
+    Collective.
     """
     replicas.check(what, [described(name, tensor) for name, tensor in named])
     if shapeless := [name for name, tensor in named if _is_shapeless(tensor)]:
@@ -54,7 +54,7 @@ def check_alike(replicas: Replicas, what: str, named: Sequence[Named]) -> None:
 def check_equal(replicas: Replicas, what: str, named: Sequence[Named]) -> None:
     """Raise CollectiveMismatchError on all ranks unless all have the same values in new parameters; names one.
 
-    Collective: every rank calls it in the same order.
+    Collective.
     """
     check_alike(replicas, f"{what}: new parameters", named)
     if replicas.size == 1:
@@ -95,19 +95,10 @@ def _is_shapeless(tensor: torch.Tensor) -> bool:
 class StepComparison:
     """Compares, with the reductions of gradients, what must stay the same on all replicas without being sent.
 
-    Hyperparameters are compared with every reduction, by a digest for which no message is sent; parameters with every
-    so many.
-
-    Parameters
-    ----------
-    replicas : Replicas
-    named : callable
-        ``named()`` returns the (name, parameter) pairs that there are now.
-    every : int
-        The parameters are compared with so many reductions each; 0 never.
-    optimizer : torch.optim.Optimizer, optional
-        The entries of its ``param_groups`` that PyTorch knows (``defaults``) are compared.  Without one, those of the
-        optimizers of which `note` was told before the last reduction.
+    Hyperparameters are compared with every reduction, by a digest for which no message is sent; parameters once in
+    `every` reductions, 0 never.  ``named()`` returns the (name, parameter) pairs that there are now.  Of `optimizer`
+    the entries of its ``param_groups`` that PyTorch knows (``defaults``) are compared; without one, those of the
+    optimizers of which `note` was told before the last reduction.
     """
 
     def __init__(
@@ -157,10 +148,7 @@ class StepComparison:
         return [each for name, groups in named for each in groups.facts(name)], _ADVICE
 
     def compare_groups(self, bound: Any = None) -> None:
-        """Have the hyperparameters compared with a bound collective; where it cannot, compare them now.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Have the hyperparameters compared with a bound collective; where it cannot, compare them now.  Collective."""
         if self._replicas.size == 1:
             self._noted.clear()
             return
@@ -175,12 +163,8 @@ class StepComparison:
     def compare_parameters(self) -> None:
         """Compare the parameters, if it is time to; what differs in a backward pass may be alike behind the step.
 
-        Collective: every rank calls it in the same order.
-
-        Raises
-        ------
-        CollectiveMismatchError
-            On all ranks: a parameter differs, as it did the last time, and no step was made since.
+        Collective.  CollectiveMismatchError, on all ranks: a parameter differs, as it did the last time, and no step
+        was made since.
         """
         self._count += 1
         if self._every == 0 or self._count % self._every or self._replicas.size == 1:
@@ -196,12 +180,8 @@ class StepComparison:
     def settle(self) -> None:
         """Compare the parameters again where they were found to differ.  Differences of rounding are mended.
 
-        Collective: every rank calls it in the same order, behind a step.
-
-        Raises
-        ------
-        CollectiveMismatchError
-            On all ranks: a parameter differs.
+        Collective: every rank calls it in the same order, behind a step.  CollectiveMismatchError, on all ranks, where
+        a parameter differs.
         """
         if self._is_in_doubt:
             self._is_in_doubt = False

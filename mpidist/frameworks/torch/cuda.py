@@ -34,13 +34,8 @@ def require_cupy() -> None:
 def array_of(tensor: torch.Tensor, dtype: numpy.dtype[Any], is_kept: bool = True) -> Any:
     """Return the CuPy array that shares a tensor's memory.
 
-    Parameters
-    ----------
-    tensor : tensor
-    dtype : numpy.dtype
-        What the tensor's elements are.
-    is_kept : bool
-        Whether the array keeps the memory; else it is good as long as the tensor is there.
+    `dtype` is what the tensor's elements are.  With `is_kept` the array keeps the memory; else it is good as long as
+    the tensor is there.
     """
     from mpidist.device import foreign
 

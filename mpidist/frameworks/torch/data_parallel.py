@@ -10,7 +10,7 @@ import torch
 
 from mpidist.compression import Compression
 from mpidist.frameworks.replicas import Replicas
-from mpidist.frameworks.torch import sent_dtype
+from mpidist.frameworks.torch import comm_hook
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.join import BUFFERS, Joining
@@ -113,7 +113,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         if mixed_precision is not None:
             if compression is not None:
                 raise ValueError("compression and mixed_precision both say how gradients are coded; give one of them")
-            compression = sent_dtype.of_mixed_precision(mixed_precision)
+            compression = comm_hook.of_mixed_precision(mixed_precision)
         self.module, self.broadcast_buffers, self._has_hook = module, broadcast_buffers, False
         replicas = replicas_of(strategy)
         check_alike(replicas, "DistributedDataParallel", trainable(module.named_parameters()))
@@ -220,7 +220,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         ValueError
             `state` is something.
         """
-        compression = sent_dtype.of_hook(state, hook)
+        compression = comm_hook.of_hook(state, hook)
         if self._has_hook or self._reduction.compression is not None:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once")
         self._has_hook = True
@@ -256,13 +256,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
 
 class BufferBroadcast:
-    """Gives all replicas the buffers of rank 0's module, such as the moving averages of batch normalization.
-
-    Parameters
-    ----------
-    replicas : Replicas
-    module : torch.nn.Module
-    """
+    """Gives all replicas the buffers of rank 0's module, such as the moving averages of batch normalization."""
 
     def __init__(self, replicas: Replicas, module: torch.nn.Module) -> None:
         self._replicas, self._module = replicas, module
@@ -278,8 +272,5 @@ class BufferBroadcast:
 
 
 def broadcast_module(replicas: Replicas, module: torch.nn.Module, root: int = 0) -> None:
-    """Give all replicas the parameters and buffers of rank `root`'s module.
-
-    Collective: every rank calls it in the same order.
-    """
+    """Give all replicas the parameters and buffers of rank `root`'s module.  Collective."""
     broadcast_tensors(replicas, [*module.named_parameters(), *module.named_buffers()], root)

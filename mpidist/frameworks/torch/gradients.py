@@ -36,42 +36,16 @@ NOTES = 11
 class GradientList:
     """The gradients of a list of parameters, bound to one collective.
 
-    Collective: every rank makes it in the same order, with the same parameters.
+    Collective: every rank makes it in the same order, with the same parameters.  `sparse` are the numbers of the
+    parameters known to have sparse gradients, which `sparse_as_dense` reduces as dense ones; `compression` codes the
+    dense ones.  `owner` says whose gradients they are, so that no two lists are taken for each other.  With `staging`
+    ``"host"`` tensors of a device pass through host memory; without it all are on one device, or the host's.
+    UnsupportedDtypeError for a compression, which codes values of the host, of parameters on a device.
 
-    Parameters
-    ----------
-    replicas : Replicas
-    names : sequence of str
-    parameters : sequence of Parameter
-    sparse : frozenset of int
-        The parameters that are known to have sparse gradients, by number.
-    sparse_as_dense : bool
-        Whether sparse gradients are reduced as dense ones.
-    compression : Compression, optional
-        How dense gradients are coded on the wire.
-    owner : str
-        Whose gradients they are, so that no two lists are taken for each other.
-    staging : str, optional
-        ``"host"`` has tensors of a device pass through host memory; without it all are on one device, or the host's.
-
-    Raises
-    ------
-    UnsupportedDtypeError
-        A compression, which codes values of the host, for parameters on a device.
-
-    Attributes
-    ----------
-    notes : array
-        What the caller tells the other replicas: set to 0 or 1 before a reduction, and not zero behind it where any
-        replica has set it.
-    has : array
-        By number, behind a reduction: not zero where any replica has a gradient.
-    keeps_apart : array
-        Of one number, as a note: whether a replica cannot begin to reduce these gradients in the backward pass.
-    signatures : list of (name, dtype, shape)
-        Of the parameters that are not known to be sparse.
-    flags_signature : (name, dtype, shape)
-        Of the flags; tells these gradients from others.
+    `notes` tell the other replicas: each is set to 0 or 1 before a reduction, and is not zero behind it where any
+    replica has set it.  `keeps_apart` is such a note: a replica cannot begin to reduce these gradients in the backward
+    pass.  Behind a reduction `has` is not zero, by number, where any replica has a gradient.  `signatures` are of the
+    parameters that are not known to be sparse; `flags_signature`, of the flags, tells these gradients from others.
     """
 
     def __init__(
@@ -114,16 +88,7 @@ class GradientList:
     def reduce(self, op: str, scale: float | None = None, compared: StepComparison | None = None) -> frozenset[int]:
         """Reduce the gradients in place, and return the numbers of those that were found to be sparse on some replica.
 
-        Collective: every rank calls it in the same order.
-
-        Parameters
-        ----------
-        op : str
-            ``"sum"`` or ``"mean"``.
-        scale : float, optional
-            What this replica's gradients are multiplied by first.
-        compared : StepComparison, optional
-            What is compared with them.
+        Collective.  This replica's gradients are multiplied by `scale` first; `compared` is compared with them.
         """
         if self._replicas.size == 1 and not self._sparse_as_dense:
             return frozenset()  # nothing is touched, not even by a factor of 1

@@ -15,18 +15,8 @@ BUFFERS, GRADIENTS = range(2)
 class Joining:
     """Who still has rows, and what those do next: told to all before each collective of theirs.
 
-    Parameters
-    ----------
-    replicas : Replicas
-    is_strict : bool
-        Whether a replica that has run out is an error on all.
-    by_all : bool
-        Whether a mean divides by all replicas, not by those that still have rows.
-
-    Attributes
-    ----------
-    active : tuple of int
-        The ranks that had rows at the last collective.
+    `is_strict`: a replica that has run out is an error on all.  `by_all`: a mean divides by all replicas, not by those
+    that still have rows.  `active` are the ranks that had rows at the last collective.
     """
 
     def __init__(self, replicas: Replicas, is_strict: bool, by_all: bool) -> None:
@@ -37,12 +27,8 @@ class Joining:
     def announce(self, kind: int) -> None:
         """Say that this replica, which has rows, is about to do something.
 
-        Collective: ranks that have run out call `follow`.
-
-        Raises
-        ------
-        RuntimeError
-            Another replica has run out, and that is an error; on all ranks.
+        Collective: ranks that have run out call `follow`.  RuntimeError, on all ranks, where another replica has run
+        out, and that is an error.
         """
         wanted = self._told(kind)
         if self._is_strict and len(self.active) < self._replicas.size:

@@ -40,12 +40,7 @@ class MarkState(Enum):
 
 
 class GradientMarks:
-    """Marks gradients of the smallest parameters that have one, or those of all.
-
-    Parameters
-    ----------
-    parameters : sequence of Parameter
-    """
+    """Marks gradients of the smallest parameters that have one, or those of all."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = sorted(parameters, key=torch.numel)
@@ -106,10 +101,8 @@ class GradientMarks:
     def state(self, added: torch.Tensor | None = None) -> MarkState:
         """Return what has become of the gradients since: of the one to which least was done.  Local.
 
-        Parameters
-        ----------
-        added : Parameter, optional
-            Whose gradient a backward pass has just added to; it is asked only where there is no other.
+        `added` is the parameter whose gradient a backward pass has just added to; it is asked only where there is no
+        other.
         """
         if self._aside is not None:
             if not self._is_for_all and self._aside.is_cleared(added):
@@ -139,13 +132,7 @@ class GradientMarks:
 
 
 class _Aside:
-    """Values of a few gradients, as they are now, on their device.
-
-    Parameters
-    ----------
-    parameters : sequence of Parameter
-        All of them have a gradient.
-    """
+    """Values of a few gradients, as they are now, on their device.  All parameters have a gradient."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         found = [each.grad for each in parameters if each.grad is not None]

@@ -18,12 +18,8 @@ from mpidist.frameworks.torch.marks import GradientMarks, MarkState
 class GradientOrigins:
     """The gradients of some parameters, since they were reduced last.
 
-    Attributes
-    ----------
-    has_local : bool
-        Whether a pass has given what is not reduced, also one that was broken off.
-    passes : int
-        How many were made since gradients were reduced last, or cleared.
+    `has_local`: a pass has given what is not reduced, also one that was broken off.  `passes` counts those since
+    gradients were reduced last, or cleared.
     """
 
     def __init__(self) -> None:
@@ -66,11 +62,7 @@ class GradientOrigins:
     def begin(self, parameter: torch.Tensor, is_inside: bool) -> bool:
         """Return whether gradients were cleared before the pass that has just given this parameter's.
 
-        Parameters
-        ----------
-        parameter : Parameter
-        is_inside : bool
-            Whether another pass is going on, or was broken off.
+        `is_inside`: another pass is going on, or was broken off.
         """
         for each in self._of(None):
             each.begin(parameter, is_inside)
@@ -91,10 +83,7 @@ class GradientOrigins:
     def are_reduced(self, is_twice: bool = False) -> None:
         """Take note that the gradients are reduced.
 
-        Parameters
-        ----------
-        is_twice : bool
-            Whether what was reduced before has counted again, as in a sum: such gradients stay mixed.
+        `is_twice`: what was reduced before has counted again, as in a sum; such gradients stay mixed.
         """
         self.has_local, self.passes = False, 0
         for each in self._of(None):

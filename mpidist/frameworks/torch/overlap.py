@@ -24,7 +24,7 @@ from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch.backward import current_pass
 from mpidist.frameworks.torch.comparison import StepComparison
 from mpidist.frameworks.torch.gradients import GradientList
-from mpidist.frameworks.torch.tensors import array_of, is_flat, is_on_host
+from mpidist.frameworks.torch.tensors import array_of, is_dense, is_flat, is_on_host
 
 #: Arrays of so many bytes are told by sums of blocks of so many, with odd multiples of a number as weights.
 _LONG_BYTES, _BLOCK_BYTES, _WEIGHT = 1 << 16, 1 << 12, numpy.uint64(0x9E3779B97F4A7C15)
@@ -36,24 +36,9 @@ _MOST_MISSED = 3
 class Overlap:
     """The early sums of the gradients of one list.
 
-    Parameters
-    ----------
-    replicas : Replicas
-    gradients : GradientList
-    plan : Plan
-        Of its signatures in reverse order.
-    number : int
-        Of the list, the same on all replicas.
-    may_begin : WeakMethod
-        ``may_begin()`` returns whether the pass that is going on gives all that is reduced next.
-
-    Attributes
-    ----------
-    gradients : GradientList
-    has_taken : bool
-        Whether the last reduction has taken what was begun.
-    is_over : bool
-        Whether this is not used any more; the same on all replicas.
+    `plan` is of the signatures in reverse order; `number`, the list's, is the same on all replicas.  ``may_begin()``
+    returns whether the pass that is going on gives all that is reduced next.  `has_taken`: the last reduction has taken
+    what was begun.  `is_over`, the same on all replicas: this is not used any more.
     """
 
     def __init__(
@@ -115,8 +100,11 @@ class Overlap:
             if gradient is not None and not _is_plain(gradient, parameter):
                 self._is_spoiled = True
                 return
-            values = numpy.zeros(parameter.shape, self._sums.buffers[index].dtype) if gradient is None else None
-            arrays.append(array_of(gradient) if values is None else values)
+            if gradient is None:
+                array = numpy.zeros(parameter.shape, self._sums.buffers[index].dtype)
+            else:
+                array = array_of(gradient)
+            arrays.append(array if array.flags.c_contiguous else array.copy(order="C"))
             sums.append(None if gradient is None else _check_sum(arrays[-1]))
         self._pieces[index].gather(0, self._pieces[index].elements, arrays, self._sums.buffers[index])
         self._copied.append(sums)
@@ -129,16 +117,9 @@ class Overlap:
     def reduce(self, is_asked: bool, bound: GradientList, compared: StepComparison | None) -> bool:
         """Take the early sums if they count on all replicas, and return whether they do.
 
-        Collective: every rank calls it in the same order, before a reduction of any other kind.
-
-        Parameters
-        ----------
-        is_asked : bool
-            Whether the last pass was to give all that is reduced.
-        bound : GradientList
-            That of the parameters that there are now.
-        compared : StepComparison, optional
-            What is compared with them.
+        Collective: every rank calls it in the same order, before a reduction of any other kind.  `is_asked`: the last
+        pass was to give all that is reduced.  `bound` is that of the parameters that there are now, `compared` what is
+        compared with them.
         """
         counts = is_asked and bound is self.gradients and self._pass >= 0 and self._complete()
         self._missed = 0 if counts else self._missed + 1
@@ -183,7 +164,8 @@ class Overlap:
             numpy.multiply(values, self._scale, out=values)
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-        array_of(parameter.grad).reshape(-1)[...] = values
+        array = array_of(parameter.grad)
+        array[...] = values.reshape(array.shape)
 
 
 def _hook_of(overlap: Overlap) -> Callable[[torch.Tensor], None]:
@@ -205,8 +187,8 @@ def _remove(handles: list[Any]) -> None:
 
 def _is_plain(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Return whether a gradient can be copied, and sums put in its place."""
-    is_dense = gradient.layout is torch.strided and gradient.dtype is parameter.dtype
-    return is_dense and is_on_host(gradient) and is_flat(gradient)
+    is_like = gradient.layout is torch.strided and gradient.dtype is parameter.dtype
+    return is_like and is_on_host(gradient) and (is_flat(gradient) or is_dense(gradient))
 
 
 def _has_changed(parameter: torch.Tensor, check_sum: int | None) -> bool:

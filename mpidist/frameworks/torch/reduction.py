@@ -78,40 +78,14 @@ class _Given:
 class GradientReduction:
     """Reduces the gradients of some parameters.
 
-    Parameters
-    ----------
-    replicas : Replicas
-    named : callable
-        ``named()`` returns the (name, parameter) pairs that there are now, in the same order on all ranks.
-    op : str
-        ``"mean"`` or ``"sum"``.
-    owner : str
-        What it belongs to, for messages.
-    passes : int
-        How many backward passes are accumulated before gradients are reduced.
-    staging : str, optional
-        ``"host"`` has tensors of a device pass through host memory.
-    sparse_as_dense : bool
-    compression : Compression, optional
-    overlaps : bool
-        Whether reductions may be begun in the backward pass.
+    ``named()`` returns the (name, parameter) pairs that there are now, in the same order on all ranks.  Gradients of
+    `passes` backward passes are accumulated before they are reduced.  With `staging` ``"host"`` tensors of a device
+    pass through host memory.  `overlaps`: reductions may be begun in the backward pass.
 
-    Attributes
-    ----------
-    compression : Compression or None
-    rows : float or None
-        How many rows the loss of this replica is the mean of.  Then the mean over replicas, of which all say it, is
-        weighted by rows.  It holds for the next reduction.
-    is_held : bool
-        Whether gradients are only accumulated for now.
-    is_skipped : bool
-        Whether steps take the gradients as they are for now.
-    joining : Joining or None
-        Where replicas may run out of rows.
-    overlap : Overlap or None
-        What begins to reduce gradients in the backward pass.
-    comparison : StepComparison or None
-        What else is compared with each reduction, where no replica runs out of rows.
+    `rows` is how many rows the loss of this replica is the mean of; then the next mean over replicas, of which all say
+    it, is weighted by rows.  `is_held`: gradients are only accumulated for now.  `is_skipped`: steps take the gradients
+    as they are for now.  There is `joining` where replicas may run out of rows; `overlap` begins to reduce gradients in
+    the backward pass.  `comparison` is what else is compared with each reduction, where no replica runs out of rows.
     """
 
     def __init__(
@@ -250,14 +224,8 @@ class GradientReduction:
     def before_step(self, optimizer: Any, is_asked: bool = False) -> None:
         """Reduce what an optimizer would take that is not reduced yet; others may have made a backward pass.
 
-        Collective.  Gradients that were reduced before count once.
-
-        Parameters
-        ----------
-        optimizer : Optimizer or None
-            None for any.
-        is_asked : bool
-            Whether the user says that the gradients are to be reduced, whatever was done to them.
+        Collective.  Gradients that were reduced before count once.  An `optimizer` of None is any.  `is_asked`: the
+        user says that the gradients are to be reduced, whatever was done to them.
         """
         if self.is_skipped and not is_asked:
             return
@@ -301,9 +269,9 @@ class GradientReduction:
         self._steps = 0
 
     def reduce(self, given: _Given = _Given(), is_at_end: bool = False) -> None:
-        """Reduce the gradients, whatever has been done before.
+        """Reduce the gradients, whatever has been done before.  Collective.
 
-        Collective: every rank calls it in the same order.  `is_at_end` says that a pass has given all of them.
+        `is_at_end` says that a pass has given all of them.
         """
         if self.joining is not None and not given.is_joined:
             self.joining.announce(GRADIENTS)
@@ -465,10 +433,7 @@ class GradientReduction:
             )
 
     def reduced_loss(self, loss: float) -> float:
-        """Return the loss of all replicas, reduced as the gradients were last.
-
-        Collective: every rank calls it in the same order.
-        """
+        """Return the loss of all replicas, reduced as the gradients were last.  Collective."""
         op, scale = self._last
         value = numpy.array([loss if scale is None else loss * scale if scale else 0.0], numpy.float64)
         self.replicas.reduce(op, [value], "loss")

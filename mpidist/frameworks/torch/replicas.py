@@ -13,12 +13,8 @@ from mpidist.strategies.parameter_server import ParameterServerStrategy
 def replicas_of(strategy: Any = None) -> Replicas:
     """Return the replicas of a strategy; None for the strategy in force, or all ranks of the job where there is none.
 
-    Collective at the first call, which may start MPI.
-
-    Raises
-    ------
-    NotImplementedError
-        A strategy on which PyTorch's models are not trained.
+    Collective at the first call, which may start MPI.  NotImplementedError for a strategy on which PyTorch's models are
+    not trained.
     """
     strategy = context.get_strategy() if strategy is None else strategy
     if isinstance(strategy, ParameterServerStrategy) or strategy.extended.num_logical_devices > 1:

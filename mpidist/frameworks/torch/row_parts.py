@@ -12,13 +12,8 @@ from mpidist.frameworks.replicas import Replicas
 class RowParts:
     """The rows of the passes that are accumulated before a reduction.
 
-    One factor is right for all of them where each rank has the same part of the rows of every pass.
-
-    Parameters
-    ----------
-    replicas : Replicas
-    owner : str
-        What it belongs to, for messages.
+    One factor is right for all of them where each rank has the same part of the rows of every pass.  `owner` is what it
+    belongs to, for messages.
     """
 
     def __init__(self, replicas: Replicas, owner: str) -> None:
@@ -35,14 +30,9 @@ class RowParts:
             self._rows.append(rows)
 
     def part(self, rows: float) -> float:
-        """Return this replica's part of the rows, and forget the passes.
+        """Return this replica's part of the rows, and forget the passes.  Collective.
 
-        Collective: every rank calls it in the same order.
-
-        Raises
-        ------
-        RuntimeError
-            On all ranks: the parts are not the same in every pass.
+        RuntimeError, on all ranks, where the parts are not the same in every pass.
         """
         noted, self._rows = self._rows, []
         total = numpy.array([rows, len({*noted}) > 1], numpy.float64)

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, finalize, ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-
-class _Reducer(Protocol):
-    """What reduces gradients."""
-
-    is_skipped: bool
-
-    def takes(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether an optimizer changes parameters whose gradients are reduced here.  Local."""
-
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Reduce what is not reduced yet.  Collective."""
-
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note that the step is over."""
-
-    def reduced_loss(self, loss: float) -> float:
-        """Return the loss of all replicas.  Collective."""
+if TYPE_CHECKING:
+    from mpidist.frameworks.torch.reduction import GradientReduction
 
 
-def watch_steps(reducer: _Reducer) -> None:
+def watch_steps(reducer: GradientReduction) -> None:
     """Call a reducer at each step of an optimizer that takes its gradients, as long as there is the reducer."""
     found = ref(reducer)
     taken: WeakSet[Any] = WeakSet()  # optimizers whose step is under way: each step asks for its parameters once
@@ -51,13 +36,10 @@ def watch_steps(reducer: _Reducer) -> None:
         finalize(reducer, handle.remove)
 
 
-def prepare_step(reducer: _Reducer, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def prepare_step(reducer: GradientReduction, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reduce what is not reduced yet, now or after each call of the closure that the step is given.
 
-    Returns
-    -------
-    (args, kwargs) or None
-        Other arguments for the step, if it needs any.
+    Returns other (args, kwargs) for the step, if it needs any.
     """
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if reducer.is_skipped:
@@ -74,7 +56,7 @@ def prepare_step(reducer: _Reducer, optimizer: Any, args: tuple[Any, ...], kwarg
 class _ReducedClosure:
     """A closure whose gradients, and whose loss, are those of all replicas: a step may depend on the loss."""
 
-    def __init__(self, reducer: _Reducer, optimizer: Any, closure: Callable[[], Any]) -> None:
+    def __init__(self, reducer: GradientReduction, optimizer: Any, closure: Callable[[], Any]) -> None:
         self._reducer, self._optimizer, self._closure = reducer, optimizer, closure
 
     def __call__(self) -> Any:

@@ -100,14 +100,8 @@ def is_on_host(tensor: torch.Tensor) -> bool:
 def check_memory(named: Sequence[Named], staging: str | None) -> None:
     """Raise unless tensors lie in host memory, or all on one CUDA device, or are staged in host memory.
 
-    Raises
-    ------
-    NotImplementedError
-        A tensor of another kind of device, and the user has not asked for it to be staged.
-    ValueError
-        Tensors on several devices.
-    MissingDependencyError
-        CUDA tensors without CuPy.
+    NotImplementedError for a tensor of another kind of device that the user has not asked to stage; ValueError for
+    tensors on several devices; MissingDependencyError for CUDA tensors without CuPy.
     """
     if staging not in STAGING:
         raise ValueError(f"staging={staging!r}: it is None, or 'host'")
@@ -133,6 +127,13 @@ def check_memory(named: Sequence[Named], staging: str | None) -> None:
 def is_flat(tensor: torch.Tensor) -> bool:
     """Return whether the elements lie one after the other, as they are."""
     return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements fill a piece of memory, as they are, in any order of the axes."""
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True)).is_contiguous()
 
 
 def expanded_axes(tensor: torch.Tensor) -> list[int]:

@@ -19,15 +19,8 @@ class UnownedParameters:
     """Looks for later parameters of a module with gradients that nobody reduces.
 
     Parameters of which gradients are not reduced from the beginning are meant to be so: an optimizer may have some of a
-    module's.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-    prefix : str
-        What stands before names in messages.
-    is_owned : callable
-        ``is_owned(parameter)`` returns whether somebody reduces its gradient; of None False.
+    module's.  `prefix` stands before names in messages.  ``is_owned(parameter)`` returns whether somebody reduces its
+    gradient; of None False.
     """
 
     def __init__(self, module: torch.nn.Module, prefix: str, is_owned: Callable[[Any], bool]) -> None:

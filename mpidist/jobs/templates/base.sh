@@ -64,7 +64,7 @@ ended=
 # {{ asked.save_before }} s before the time limit: {{ launcher }} passes USR1 to the ranks, which save and end with status 42.
 trap 'echo "$(date "+%F %T") USR1: the ranks are told to save"; [ -z "$step" ] || {{ tell }}' USR1
 # {{ term }}
-trap '{{ "ended=yes; " if asked.requeue }}echo "$(date "+%F %T") TERM: the job is ended from outside"' TERM
+trap '{{ "ended=yes; " if asked.requeue }}echo "$(date "+%F %T") {{ ends | replace(" ", " or ") }}: the job is ended from outside"' {{ ends }}
 {% block timer %}
 {% endblock %}
 {% endif %}

@@ -8,7 +8,9 @@
 {% set launcher = launcher | default("mpidist run") %}
 {% set tell = tell | default('kill -USR1 "$step"') %}
 {% set own_timer = true %}
-{% set term = "The job is ended: wait for what the ranks still do." %}
+{% set reach = reach | default("by ssh, which must ask for no password") %}
+{% set ends = ends | default("TERM") %}
+{% set term = term | default("The job is ended: wait for what the ranks still do.") %}
 
 {% block title %}
 {{ name }} job: {{ asked.nodes }} node{{ "s" if asked.nodes > 1 }}, {{ asked.ranks_per_node }} rank{{ "s" if asked.ranks_per_node > 1 }} a node, {{ asked.cores }} core{{ "s" if asked.cores > 1 }} a rank
@@ -16,7 +18,7 @@
 {% endblock %}
 
 {% block header %}
-# It was checked by `bash -n`, and written from manuals: it has not been run under {{ name }}.
+# {{ shown | default("It was checked by `bash -n`, and written from manuals: it has not been run under " ~ name ~ ".") }}
 # {{ usage }}
 {% endblock %}
 
@@ -40,7 +42,7 @@ timer=$!
 {% endblock %}
 
 {% block launch %}
-# --hosts   the job's nodes, each with its number of ranks; mpirun reaches them by ssh, which must ask for no password
+# --hosts   the job's nodes, each with its number of ranks; mpirun reaches them {{ reach }}
 # -x        variables that the ranks on other nodes get too
 "$python" -m mpidist run -n "$((nodes * ranks_per_node))" --hosts "$hosts" -x OMP_NUM_THREADS \
 {% if asked.gpus_per_node %}

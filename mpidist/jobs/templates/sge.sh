@@ -1,8 +1,10 @@
 {% extends "hosts.sh" %}
 {% set name = "Grid Engine" %}
 {% set usage = "Submit it: qsub FILE. See it: qstat -j NUMBER. Stop it: qdel NUMBER." %}
+{% set shown = "Scripts like this one have run to their end on Son of Grid Engine 8.1.9." %}
 {% set job = "$JOB_ID" %}
-{% set restarts = '$(cat "$folder/.restarts-$JOB_ID" 2>/dev/null || echo 0)' %}
+{% set restarts = "${RESTARTS:-0}" %}
+{% set reach = "by qrsh, if the parallel environment has control_slaves TRUE" %}
 
 {% block directives %}
 #$ -N {{ asked.name }}
@@ -38,6 +40,6 @@
 {% endblock %}
 
 {% block requeue %}
-echo "$((restarts + 1))" >"$folder/.restarts-$JOB_ID"
-{{ "exit 99" | noted("Grid Engine requeues by this status") }}
+# Not exit 99: a job of several nodes would then wait for ever for their "clean up of a previous run" (8.1.9).
+cp "$0" "$folder/job.sh" && qsub -v RESTARTS="$((restarts + 1))" "$folder/job.sh"
 {% endblock %}

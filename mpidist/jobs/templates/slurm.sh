@@ -9,6 +9,7 @@
 {% set launcher = "srun" %}
 {% set term = "After scancel and at preemption Slurm itself sends TERM to the ranks: this script only waits for them." %}
 {% set tell = 'kill -USR1 "$step"' %}
+{% set ends = "TERM" %}
 {% set own_timer = false %}
 
 {% block title %}

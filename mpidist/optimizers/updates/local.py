@@ -26,13 +26,7 @@ _StepFn = Callable[[int, float], Step]
 
 
 class LocalUpdates(Updates):
-    """Steps on variables of this process.
-
-    Parameters
-    ----------
-    initial_slots : mapping of str to float
-        As a rule has them.
-    """
+    """Steps on variables of this process."""
 
     iterations = 0
 

@@ -30,12 +30,7 @@ class Span(NamedTuple):
 def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[Span]:
     """Return what one rank gets of some things; all ranks together get every element once.  Pure.
 
-    Parameters
-    ----------
-    lengths : sequence of int
-        How many elements each has.
-    cuts : bool
-        Whether a thing may be cut, so that several ranks get a span of it.
+    `lengths` are in elements.  With `cuts` a thing may be cut, so that several ranks get a span of it.
     """
     ends = list(accumulate(lengths))
     total = ends[-1] if ends else 0

@@ -20,15 +20,8 @@ def update_part(
 ) -> None:
     """Update a part of the `elements_to_update` of one variable, by default all of them.
 
-    Parameters
-    ----------
-    gradient : array or IndexedSlices with each row once
-        Of the whole variable.
-    variable : DistributedVariable
-    slots : list of array
-        Whole ones, flat.
-    start, stop : int
-        Of rows of which some elements are before `stop`, those are meant that begin after `start` or there.
+    `gradient` is that of the whole variable, an array or rows that come once each; `slots` are whole, flat arrays.  Of
+    rows of which some elements are before `stop`, those are meant that begin after `start` or there.
     """
     parameter = variable.storage
     if _updates_rows(rule, gradient, step):

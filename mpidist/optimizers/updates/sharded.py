@@ -22,10 +22,7 @@ _SHORT_ELEMENTS = 1 << 13
 class ShardedUpdates:
     """The sharded updates of one optimizer: one for each list of variables that is updated together.
 
-    Parameters
-    ----------
-    slots : Slots
-        Where slots are that are kept whole.  Those of a variable are either there or in slices, never both.
+    `slots` has those that are kept whole: those of a variable are either there or in slices, never both.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -195,17 +192,7 @@ class _OneCopyUpdate(ShardedUpdate):
 
 
 class _Block(NamedTuple):
-    """What is updated at once.
-
-    Attributes
-    ----------
-    where : slice
-        In the gradients.
-    parameter : array
-    slots, scratch : list of array
-    member : int
-        Of which variable.
-    """
+    """What is updated at once.  `where` lies in the gradients; `member` is the number of the variable."""
 
     where: slice
     parameter: Any

@@ -18,13 +18,8 @@ class Updates(abc.ABC):
     def step_again(self, stages: GradientStages, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Make a step for a list of variables that is known, with no need to look at each.
 
-        Return whether it was such a list; if not, nothing has been done.  Errors as for `step`.
-
-        Parameters
-        ----------
-        stages : GradientStages
-        pairs : sequence of (gradient, variable)
-            As given to `Optimizer.apply_gradients`, not looked at yet.
+        Return whether it was such a list; if not, nothing has been done.  Errors as for `step`.  `pairs` are as given
+        to `Optimizer.apply_gradients`, not looked at yet.
         """
         return False
 
@@ -42,19 +37,8 @@ class Updates(abc.ABC):
         """Sum gradients over the replicas, and update.
 
         Collective: every replica calls it in the same order.  Local for one replica, and for sums where nobody else
-        takes part in the update.
-
-        Parameters
-        ----------
-        rule : Rule
-        stages : GradientStages
-            Those between the sum and the rule.
-        gradients : list of array or IndexedSlices
-        listed : VariableList
-        are_sums : bool
-            Do not sum.
-        scale : float
-            What the sums are multiplied by, while they are applied.
+        takes part in the update.  `stages` are those between the sum and the rule.  With `are_sums` nothing is summed;
+        sums are multiplied by `scale` while they are applied.
         """
 
     def pays_in_reduction(self, listed: VariableList) -> bool:

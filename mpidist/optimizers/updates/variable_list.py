@@ -33,14 +33,7 @@ _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 class Run(NamedTuple):
     """Neighbours, in memory and among the packed gradients, that are updated alike.
 
-    Attributes
-    ----------
-    where : slice
-        In the packed gradients.
-    parameter : array
-    slots : list of array
-    member : int
-        The position of the first of them in the list.
+    `where` lies in the packed gradients; `member` is the position of the first of them in the list.
     """
 
     where: slice
@@ -52,20 +45,8 @@ class Run(NamedTuple):
 class VariableList:
     """Some variables, in an order.
 
-    Parameters
-    ----------
-    variables : sequence of Variable
-
-    Attributes
-    ----------
-    variables : list of Variable
-    names : list of str
-    has_copies : bool
-        Whether this rank has a copy of its own of each.
-    is_packed : bool
-        Whether its gradients are packed.
-    is_light : bool
-        Whether every rank applies all packed gradients: for short lists that is quicker than slices.
+    `has_copies`: this rank has a copy of its own of each.  `is_packed`: its gradients are packed.  `is_light`: every
+    rank applies all packed gradients, which for short lists is quicker than slices.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:

@@ -80,7 +80,7 @@ class Client:
         self._pulled: set[int] = set()
         self._tables: dict[Key, tuple[Any, int]] = {}
         self._alone: set[Key] = set()  # tables, once and for all
-        self._plans = Plans(self.servers, self._specs, self._number_of, push_dtype)
+        self._plans = Plans(self.servers, self._specs, self.server_of, push_dtype)
         self._optimizers = 0
         self._clocks = self._find_clocks()
         self._in_step = not self._clocks
@@ -114,7 +114,7 @@ class Client:
         return self._value(key) if self.guard is None else self.guard(functools.partial(self._value, key))
 
     def _value(self, key: Key) -> Any:
-        number = self._number_of(key)
+        number = self.server_of(key)
         end = self._ends[number]
         if number not in self._pulled:
             value = self._pull(number).get(key)
@@ -141,7 +141,8 @@ class Client:
         self._pulled.add(number)
         return views
 
-    def _number_of(self, key: Key) -> int:
+    def server_of(self, key: Key) -> int:
+        """Return the number of the server that holds a variable."""
         try:
             return self._server_of[key]
         except KeyError:
@@ -158,12 +159,12 @@ class Client:
     @_asks
     def read(self, key: Key) -> Any:
         """Return a variable as it is now, as a new array; the present snapshot stays."""
-        return self._ends[self._number_of(key)].ask("read", key=key)[1]
+        return self._ends[self.server_of(key)].ask("read", key=key)[1]
 
     @_asks
     def assign(self, key: Key, value: Any, verb: str = "assign") -> None:
         """Set a variable, or add to it (`assign_add`), or subtract from it (`assign_sub`); returns when it is done."""
-        spec, end = self._specs[key], self._ends[self._number_of(key)]
+        spec, end = self._specs[key], self._ends[self.server_of(key)]
         array = numpy.asarray(value, spec.dtype)
         if array.shape != spec.shape:
             raise ValueError(f"a value of shape {array.shape} was assigned to {spec}")
@@ -175,7 +176,7 @@ class Client:
     def lookup(self, key: Key, indices: Any) -> Any:
         """Return some rows of a variable as they are now, as a new array."""
         indices = numpy.asarray(indices, numpy.int64)
-        spec, end = self._specs[key], self._ends[self._number_of(key)]
+        spec, end = self._specs[key], self._ends[self.server_of(key)]
         rows = end.ask("lookup", indices.reshape(-1), key=key)[1]
         return rows.reshape(*indices.shape, *spec.shape[1:])
 
@@ -199,7 +200,7 @@ class Client:
 
     @_asks
     def _scatter(self, key: Key, verb: str, indices: Any, rows: Any, waits: bool = True) -> None:
-        spec, end = self._specs[key], self._ends[self._number_of(key)]
+        spec, end = self._specs[key], self._ends[self.server_of(key)]
         if waits:
             self._finish_elsewhere(end)
         indices = numpy.asarray(indices, numpy.int64)
@@ -210,7 +211,7 @@ class Client:
     def version(self, key: Key) -> int:
         """Return how often the variable had been changed when the value was made that `value` returns."""
         self.value(key)
-        number = self._number_of(key)
+        number = self.server_of(key)
         if key in self.snapshot:
             return self._ends[number].version(key)
         return self._tables[key][1]
@@ -386,10 +387,6 @@ class Client:
     def known(self) -> list[tuple[Key, VariableSpec]]:
         """Return the variables that this client has created, by key."""
         return list(self._specs.items())
-
-    def server_of(self, key: Key) -> int:
-        """Return the number of the server that holds a variable."""
-        return self._number_of(key)
 
     # -- taking part --------------------------------------------------------------------------------------------------
 

@@ -70,15 +70,12 @@ class MeshReplicaContext(ReplicaContext):
         return result.astype(total.dtype) if is_short else result
 
     def logical_all_gather(self, value: Any, axis: int) -> Any:
-        """Return the values of all logical devices of this replica, joined along `axis` in their order.
-
-        Collective: every rank calls it in the same order.
+        """Return the values of all logical devices of this replica, joined along `axis` in their order.  Collective.
 
         Parameters
         ----------
         value : array of at least one dimension, or nested tuples, lists and dicts of them
             Logical devices may differ in the length of `axis`, replicas in all lengths.
-        axis : int
         """
         context.require_replica(self)
         group = self._mesh.group

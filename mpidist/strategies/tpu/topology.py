@@ -27,8 +27,6 @@ class MeshTopology:
 
     Attributes
     ----------
-    ranks : array of int
-    mesh_shape : tuple of int
     mesh_rank : int
         The number of axes: 4.
     """

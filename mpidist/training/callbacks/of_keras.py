@@ -28,14 +28,7 @@ _TURNS = [name for name in vars(Callback) if name.startswith("on_")]
 class CallbackOfKeras(Callback):
     """Calls a callback of Keras at its turns; what Keras calls the model is the trainer.
 
-    Parameters
-    ----------
-    callback : keras.callbacks.Callback
-
-    Raises
-    ------
-    TypeError
-        It needs a model of Keras; says what to use in its place.
+    TypeError where it needs a model of Keras, with what to use in its place.
     """
 
     def __init__(self, callback: Any) -> None:
@@ -74,10 +67,7 @@ for _name in _TURNS:
 def as_callback(callback: Any) -> Callback:
     """Return a callback of mpidist, or of Keras, for a `Trainer`.  Local.
 
-    Raises
-    ------
-    TypeError
-        It is neither, or one of Keras' that needs a model of Keras.
+    TypeError where it is neither, or one of Keras' that needs a model of Keras.
     """
     if isinstance(callback, Callback):
         return callback

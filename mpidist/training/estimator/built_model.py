@@ -20,25 +20,9 @@ VARIABLES, POSITION = "variables", "training"
 class BuiltModel:
     """The model of one mode under one strategy.
 
-    Parameters
-    ----------
-    strategy : Strategy
-
-    Attributes
-    ----------
-    model : Model
-        The functions, with checks of what they return.
-    metrics : list of Metric
-        The loss, and those of the specification.
-    position : StepPosition
-        How far the training is.
-    checkpoint : Checkpoint
-        The variables and the position; of a training, the optimizer too.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The variables are none, or were not made by the model function.
+    `model` has the functions, with checks of what they return; `metrics` are the loss and those of the specification.
+    `checkpoint` has the variables and the `position`; of a training, the optimizer too.  TypeError or ValueError where
+    the variables are none, or were not made by the model function.
     """
 
     def __init__(self, spec: EstimatorSpec, strategy: Any) -> None:
@@ -118,10 +102,7 @@ class EntryMetric(Metric):
 def metric_of(name: str, given: Any) -> Metric:
     """Return the metric of an entry of ``eval_metric_ops``, with that name.  Local.
 
-    Raises
-    ------
-    TypeError, ValueError
-        It is no metric; or it is called ``loss`` or ``global_step``, which a result has already.
+    TypeError or ValueError where it is no metric, or is called ``loss`` or ``global_step``, which a result has already.
     """
     if name in ("loss", "global_step"):
         raise ValueError(f"eval_metric_ops has {name!r}, which every evaluation has already: choose another name")

@@ -16,18 +16,10 @@ _CHIEF, _WORKER, _PS, _EVALUATOR = "chief", "worker", "ps", "evaluator"
 class ClusterTask:
     """The task of this process.
 
-    Attributes
-    ----------
-    cluster_spec : ClusterSpec
-        Empty for one process alone, and for an evaluator, which is outside of the cluster.
-    master, evaluation_master : str
-        Addresses, as TensorFlow has them; nothing here connects to them.
-    num_ps_replicas, num_worker_replicas : int
-        Servers; chief and workers.
-    global_id_in_cluster : int or None
-        The chief is 0, then come workers, then servers; None for an evaluator.
-    has_evaluator : bool
-        Whether another process is the evaluator.
+    `cluster_spec` is empty for one process alone, and for an evaluator, which is outside of the cluster.  Nothing here
+    connects to `master` and `evaluation_master`, which are addresses as TensorFlow has them.  `num_worker_replicas`
+    counts chief and workers.  In `global_id_in_cluster` the chief is 0, then come workers, then servers; None for an
+    evaluator.  `has_evaluator`: another process is the evaluator.
     """
 
     task_type: str = _WORKER
@@ -50,10 +42,7 @@ class ClusterTask:
 def of_environment(environ: Mapping[str, str]) -> ClusterTask:
     """Return the task that ``TF_CONFIG`` names; one process alone without it.  Local.
 
-    Raises
-    ------
-    ValueError
-        The cluster has not one chief, or does not have this task, or no task is named.
+    ValueError where the cluster has not one chief, or does not have this task, or no task is named.
     """
     config = _config(environ)
     spec, task = ClusterSpec(config.get("cluster") or {}), config.get("task") or {}

@@ -17,12 +17,7 @@ from mpidist.training.train_step import rows_of
 class ModelEvaluation:
     """What is evaluated, again and again: a model, with the variables that it has by then.
 
-    Parameters
-    ----------
-    built : BuiltModel
-    steps : int or None
-        Batches of each replica; None is all.
-    hooks : sequence of SessionRunHook
+    `steps` are batches of each replica; None is all.
     """
 
     def __init__(self, built: BuiltModel, steps: int | None, hooks: Sequence[SessionRunHook]) -> None:
@@ -32,12 +27,8 @@ class ModelEvaluation:
     def results(self, batches: StepBatches) -> dict[str, Any]:
         """Return loss, metrics and global step, in the order of the names.
 
-        Collective: every rank calls it in the same order, with data of its own.
-
-        Raises
-        ------
-        ValueError
-            On all ranks: the data have no rows.
+        Collective: every rank calls it in the same order, with data of its own.  ValueError, on all ranks, where the
+        data have no rows.
         """
         built, strategy = self.built, self.built.strategy
         hooks = Hooks(self._given_hooks, Session(built.position.global_step))

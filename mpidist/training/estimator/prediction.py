@@ -23,10 +23,7 @@ def predicted(
 ) -> Iterator[Any]:
     """Yield the predictions for each row, or each batch, of this rank's data.  Local.
 
-    Raises
-    ------
-    ValueError
-        None of the keys is among the predictions, or they have not one row for each row of the features.
+    ValueError where none of the keys is among the predictions, or they have not one row for each row of the features.
     """
     called = Hooks([*hooks, *built.spec.prediction_hooks], Session(built.position.global_step))
     called.begin()

@@ -16,16 +16,8 @@ from mpidist.training.estimator.run_config import RunConfig
 class Saver:
     """The saves of one training.
 
-    Collective: every rank makes it in the same order.
-
-    Parameters
-    ----------
-    directory : Path
-
-    Raises
-    ------
-    CheckpointError
-        On all ranks: the chief cannot write to the directory.
+    Collective: every rank makes it in the same order.  CheckpointError, on all ranks, where the chief cannot write to
+    the directory.
     """
 
     def __init__(

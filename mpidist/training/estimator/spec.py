@@ -1,13 +1,17 @@
-"""`EstimatorSpec` and `TrainOp`: what a model function returns."""
+"""`ModelFunction` calls a user's model function; `EstimatorSpec` and `TrainOp` are what that returns."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mpidist.errors import quoted
 from mpidist.optimizers import Optimizer
 from mpidist.training.estimator.hooks import SessionRunHook, checked_hooks
 from mpidist.training.estimator.modes import MODES, ModeKeys
+
+_KNOWN = ("features", "labels", "mode", "params", "config")
 
 
 class TrainOp(NamedTuple):
@@ -122,3 +126,43 @@ def _require_train_op(train_op: Any) -> None:
     _require_function("value_and_grad_fn of a TrainOp", train_op.value_and_grad_fn, "parameters, features, labels")
     if train_op.value_and_grad_fn is None:
         raise TypeError("value_and_grad_fn of a TrainOp must be a function, got None")
+
+
+class ModelFunction:
+    """A model function, called with those arguments that it names.  All Local.
+
+    The function has some of the parameters ``features, labels, mode, params, config``, ``features`` at least.
+    TypeError where it is no function; ValueError where it has others, no ``features``, or no ``params`` where there are
+    some.
+    """
+
+    def __init__(self, model_fn: Callable[..., EstimatorSpec], params: Any) -> None:
+        if not callable(model_fn):
+            raise TypeError(f"model_fn must be a function, got {type(model_fn).__name__}")
+        self.fn = model_fn
+        self._name = getattr(model_fn, "__name__", type(model_fn).__name__)
+        self._accepted = list(inspect.signature(model_fn).parameters)
+        if "features" not in self._accepted:
+            raise ValueError(f"model_fn ({self._name}) must include features argument.")
+        if params is not None and "params" not in self._accepted:
+            raise ValueError(
+                f"model_fn ({self._name}) does not include params argument, but params {quoted(params)} is given."
+            )
+        if unknown := [name for name in self._accepted if name not in _KNOWN]:
+            raise ValueError(f"model_fn ({self._name}) has following not expected args: {unknown}; known: {_KNOWN}")
+
+    def __call__(self, features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
+        """Return the model of a mode.
+
+        ValueError where there are labels and the function takes none, or the model is of another mode; TypeError where
+        it returns no EstimatorSpec.
+        """
+        if labels is not None and "labels" not in self._accepted:
+            raise ValueError(f"model_fn ({self._name}) does not take labels, but input_fn returns labels.")
+        given = dict(zip(_KNOWN, (features, labels, mode, params, config), strict=True))
+        spec = self.fn(**{name: given[name] for name in self._accepted})
+        if not isinstance(spec, EstimatorSpec):
+            raise TypeError(f"model_fn ({self._name}) should return an EstimatorSpec, got {type(spec).__name__}")
+        if spec.mode != mode:
+            raise ValueError(f"model_fn ({self._name}) returned an EstimatorSpec of mode {spec.mode!r} for {mode!r}")
+        return spec

@@ -27,30 +27,11 @@ _RETURNS = "return a mpidist.data.Dataset with batches, or another iterable of b
 class StepBatches:
     """The batches of this replica, step by step; the first is looked at when it is made.
 
-    Collective: every rank makes and iterates it in the same order.
-
-    Parameters
-    ----------
-    input_fn : callable
-    strategy : Strategy
-    named : mapping
-        What `input_fn` may ask for by the names of its parameters, besides ``input_context``.
-    read : StepPosition
-        Its batches are passed over, of all data sets together.
-
-    Attributes
-    ----------
-    share : Share or None
-        What all replicas have of the batch given last; None where there is one replica.
-    pipelines : int
-        How many batches all replicas take at a step.
-    batch_size : int
-        Rows of a batch, as far as that is known, else 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        `input_fn` returns something else than batches with rows; or no rank gets a batch.
+    Collective: every rank makes and iterates it in the same order.  `named` is what `input_fn` may ask for by the names
+    of its parameters, besides ``input_context``; the batches of `read`, of all data sets together, are passed over.
+    `share` is what all replicas have of the batch given last, None where there is one replica, and `pipelines` how many
+    batches they take at a step.  `batch_size` is 0 where it is not known.  TypeError or ValueError where `input_fn`
+    returns something else than batches with rows, or no rank gets a batch.
     """
 
     def __init__(

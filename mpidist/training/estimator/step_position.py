@@ -9,14 +9,8 @@ from typing import Any
 class StepPosition:
     """The global step, and the batches that the present call of `train` has read.  All Local.
 
-    Attributes
-    ----------
-    global_step : int
-        Steps made, in all calls of `train` together.
-    batches_read : int
-        Batches that all replicas together have taken in the present call; 0 when it has come to its end.
-    batch_size : int
-        Rows of these, as far as that is known, else 0.
+    `global_step` counts the steps of all calls of `train`; `batches_read` the batches that all replicas together have
+    taken in the present call, 0 when it has come to its end; they have `batch_size` rows, 0 where that is not known.
     """
 
     def __init__(self) -> None:

@@ -25,10 +25,7 @@ class NanLossDuringTrainingError(RuntimeError):
 class TrainLoop:
     """Steps until the data end, a number of steps is reached, or somebody asks for the end.
 
-    Parameters
-    ----------
-    log_steps : int or None
-        Steps from one line in the log to the next.
+    `log_steps` lie between two lines in the log.
     """
 
     def __init__(self, built: BuiltModel, saver: Saver, hooks: Hooks, log_steps: int | None) -> None:

@@ -144,10 +144,7 @@ class Metric(abc.ABC):
 def on_host(value: Any) -> numpy.ndarray:
     """Return a value as a NumPy array; arrays of a device are copied.  Local.
 
-    Raises
-    ------
-    UnsupportedDtypeError
-        It is of complex numbers, times or records, which a float cannot hold.
+    UnsupportedDtypeError for complex numbers, times or records, which a float cannot hold.
     """
     array = arrays.to_array(value)
     if array.dtype.kind not in "OSU" and not arrays.keeps_meaning(array.dtype, "float64"):

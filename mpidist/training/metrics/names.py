@@ -72,16 +72,9 @@ def get(identifier: str | Metric | Callable[..., Any]) -> Metric:
 class MetricOfVariables(Metric):
     """A metric that keeps sums in variables, known by its methods: over all replicas, the sums are added up.
 
-    Parameters
-    ----------
-    metric : object
-        With ``name``, ``variables``, ``update_state``, ``result`` and ``reset_state``, as Keras' metrics.  Each
-        variable begins with zeros, and rows only add to it; it has ``numpy()`` and ``assign(array)``.
-
-    Raises
-    ------
-    TypeError
-        It has no variables yet, or some that are no sums.
+    The metric has ``name``, ``variables``, ``update_state``, ``result`` and ``reset_state``, as Keras' metrics.  Each
+    variable begins with zeros, and rows only add to it; it has ``numpy()`` and ``assign(array)``.  TypeError where it
+    has no variables yet, or some that are no sums.
     """
 
     def __init__(self, metric: Any) -> None:

@@ -25,13 +25,7 @@ Header: TypeAlias = bytes | bytearray | memoryview
 
 
 class Message:
-    """What came through a connection.
-
-    Attributes
-    ----------
-    payload : array, shape (n,), uint8, or None
-        Not to be written.  Valid until `release`.
-    """
+    """What came through a connection.  The `payload`, not to be written, is valid until `release`."""
 
     __slots__ = ("header", "payload", "_release_fn")
 
@@ -51,10 +45,7 @@ class Message:
 class Area(abc.ABC):
     """Memory for payloads to one peer; made by `Connection.area`.
 
-    Attributes
-    ----------
-    array : array, shape (nbytes,), uint8
-        To be written by this rank while the area is not `busy`.  It begins at a multiple of 64 bytes.
+    This rank writes to `array` while the area is not `busy`; it begins at a multiple of 64 bytes.
     """
 
     connection: Connection

@@ -17,21 +17,10 @@ from mpidist.transports.membership import World
 def open_connections(world: World, peers: Sequence[int], *, ring_bytes: int = 1 << 18) -> dict[int, Connection]:
     """Open a connection to each of `peers`, and return them by peer.
 
-    Collective: every rank of the world calls it in the same order, also one without peers.
-
-    Parameters
-    ----------
-    peers : sequence of int
-        Ranks of the world's transport.  Two ranks that connect name each other.
-    ring_bytes : int
-        Memory for headers under way, for each direction of a shared connection.
-
-    Raises
-    ------
-    ValueError
-        A rank names itself, or a rank that does not exist.
-    CollectiveMismatchError
-        On all ranks: a rank names one that does not name it.
+    Collective: every rank of the world calls it in the same order, also one without peers.  `peers` are ranks of the
+    world's transport; two ranks that connect name each other.  `ring_bytes` is memory for headers under way, for each
+    direction of a shared connection.  ValueError where a rank names itself, or one that does not exist;
+    CollectiveMismatchError, on all ranks, where a rank names one that does not name it.
     """
     transport, control = world.transport, world.control
     mine = sorted(set(peers))

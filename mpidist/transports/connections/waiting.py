@@ -82,19 +82,13 @@ class Presence:
 class Patience:
     """The pause of a loop that has nothing to do: lets others run, and looks which peers are still there.
 
-    Parameters
-    ----------
-    connections : iterable of Connection
-        Those that are waited for.  If one of them is lost, the wait is in vain.
-    what : str
-        What is waited for, for messages: ``"rank 3 waits for ps 0 (rank 5) to apply its push 17"``.
-    timeout_seconds : float or None
-        Until the deadline, counted from the first turn after `reset`; None means the default of the settings, 0 never.
-    idle : bool
-        True for loops that wait for whatever comes, from anybody, for ever: no deadline, no warning, and no error for a
-        connection that is lost, whose owner asks `Connection.lost` itself.
-    warns : bool, optional
-        Whether a long wait is told; by default all but idle ones.
+    If one of the `connections` is lost, the wait is in vain.  `what` is for messages, such as
+    ``"rank 3 waits for ps 0 (rank 5) to apply its push 17"``.  The deadline counts from the first turn after `reset`;
+    None means the default of the settings, 0 never.
+
+    `idle` is for loops that wait for whatever comes, from anybody, for ever: no deadline, no warning, and no error for
+    a connection that is lost, whose owner asks `Connection.lost` itself.  `warns`: a long wait is told; by default all
+    but idle ones.
     """
 
     __slots__ = ("what", "_connections", "_presence", "_timeout", "_idle", "_turns", "_start", "_warned", "_yield")
@@ -124,10 +118,7 @@ class Patience:
     def tick(self) -> bool:
         """Be called in every turn of a waiting loop that found nothing; return whether it looked around.  Local.
 
-        Raises
-        ------
-        PeerLostError, RankFailedError, TransportTimeoutError
-            As for `Connection.wait`.
+        Errors as for `Connection.wait`.
         """
         self._yield()
         self._turns = turns = self._turns + 1

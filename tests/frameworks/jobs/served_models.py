@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 import keras
 import numpy
 
 import mpidist
+from mpidist.parameter_server.consistency import BackupWorkers
 
 X = numpy.random.default_rng(0).normal(size=(48, 4)).astype("float32")
 Y = numpy.tanh(X.sum(axis=1, keepdims=True))
@@ -128,9 +131,9 @@ def assert_alike(model, expected):
         numpy.testing.assert_allclose(ours, theirs, err_msg=str(theirs), **BOUNDS)
 
 
-def fitted(model, options):
+def fitted(model, options, batch_size=8):
     keras.utils.set_random_seed(6)
-    return model.fit(X, Y, batch_size=8, epochs=2, verbose=0, **{"shuffle": False, **options}).history
+    return model.fit(X, Y, batch_size=batch_size, epochs=2, verbose=0, **{"shuffle": False, **options}).history
 
 
 def alone(folder):
@@ -155,6 +158,7 @@ def alone(folder):
     frozen_state(models[2])
     model = models[4]
     model.save(folder / "model.keras")
+    assert b"mpidist" not in zipfile.ZipFile(folder / "model.keras").read("config.json")
     again = keras.saving.load_model(folder / "model.keras", {"Peak": Peak})
     assert type(again) is keras.Sequential
     assert_alike(again, model)
@@ -250,7 +254,37 @@ def evaluated(model):
     return [model.evaluate(X, Y, verbose=0)[0], *fitted(model, {})["loss"]]
 
 
-ACTS = [watched, interrupted, changed, generated, evaluated]
+class Summary:
+    """Takes down what `keras.callbacks.TensorBoard` gives to TensorFlow."""
+
+    def __init__(self):
+        self.scalars = []
+
+    def create_file_writer(self, path):
+        return self
+
+    def as_default(self, step=None):
+        return contextlib.nullcontext()
+
+    def record_if(self, condition):
+        return contextlib.nullcontext()
+
+    def scalar(self, name, value, step):
+        self.scalars.append((name, float(value), int(step)))
+
+    def close(self):
+        pass
+
+
+def boarded(model):
+    """What TensorBoard shows of batches, epochs and evaluations."""
+    board = keras.callbacks.TensorBoard(write_graph=False, update_freq=2)
+    board._summary_module = Summary()
+    fitted(model, {"callbacks": [board], "validation_data": (X, Y)})
+    return [part for _, *parts in sorted(board._summary_module.scalars) for part in parts]
+
+
+ACTS = [watched, interrupted, changed, generated, evaluated, boarded]
 
 
 def frozen_state(model):
@@ -288,6 +322,65 @@ def datasets(context):
 
 def short(context):
     return mpidist.data.Dataset.from_arrays((X, Y)).batch(24)
+
+
+def counting():
+    """A layer counts rows, and another one keeps an average."""
+    return keras.Sequential([keras.Input((4,)), Counting(), keras.layers.Dense(1)])
+
+
+class Counting(keras.layers.Layer):
+    def build(self, shape):
+        self.rows, self.mean, self.calls = (
+            self.add_weight(shape=(), initializer="zeros", trainable=False, aggregation=each, name=each)
+            for each in ("sum", "mean", "only_first_replica")
+        )
+
+    def call(self, inputs, training=False):
+        if training:
+            self.rows.assign_add(keras.ops.cast(keras.ops.shape(inputs)[0], "float32"))
+            self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(inputs))
+            self.calls.assign_add(1.0)
+        return inputs
+
+
+class Assigning(Counting):
+    """Whether it adds is not known."""
+
+    def call(self, inputs, training=False):
+        if training:
+            self.rows.assign(self.rows * 2)
+        return inputs
+
+
+TOGETHER = [
+    (plain, lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=0.1), {"shuffle": True}),
+    (plain, lambda: "adam", {"sample_weight": WEIGHTS, "validation_split": 0.25}),
+    (Deferred, lambda: accumulating(0.05), {}),
+    (counting, lambda: keras.optimizers.SGD(0.05), {}),
+    (normed, lambda: keras.optimizers.RMSprop(0.01), {}),
+]
+
+
+def together(folder):
+    """A step of three batches is one of a batch three times as large, whoever computes them; the last has fewer."""
+    strategy = mpidist.ParameterServerStrategy(num_ps=1, consistency=BackupWorkers(3))
+    with strategy.scope():
+        models = [compiled(make, optimizer()) for make, optimizer, _ in TOGETHER]
+        summed = plain()
+        summed.compile("sgd", keras.losses.MeanSquaredError("sum"))
+        assigning = keras.Sequential([keras.Input((4,)), Assigning(), keras.layers.Dense(1)])
+        assigning.compile("sgd", "mse")
+    refused(lambda: summed.fit(X, Y), NotImplementedError, "no mean over rows")
+    refused(lambda: summed.fit(datasets, steps_per_epoch=4), NotImplementedError, "no next ones")
+    for model, (make, optimizer, options) in zip(models, TOGETHER, strict=True):
+        history = fitted(model, options, 7)
+        expected = compiled(make, optimizer())
+        for name, values in fitted(expected, options, 21).items():
+            if not name.endswith("peak"):  # of batches that one process has not
+                numpy.testing.assert_allclose(history[name], values, err_msg=name, **BOUNDS)
+        assert_alike(model, expected)
+    refused(lambda: assigning.fit(X, Y, verbose=0), NotImplementedError, "of which it is not known how much it adds")
 
 
 class Odd(Deferred):
@@ -379,6 +472,41 @@ def killed(folder):
         model = keras.Sequential([keras.Input((4,)), Dying(), keras.layers.Dense(1)])
         model.compile("sgd", "mse", run_eagerly=True)
     assert len(model.fit(X, Y, batch_size=8, epochs=3, verbose=0).epoch) == 3
+
+
+def killed_together(folder):
+    """Another worker computes the batch of one that is killed, and the numbers are those of one process."""
+    strategy = mpidist.ParameterServerStrategy(num_ps=1, consistency=BackupWorkers(3))
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), Dying(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), "mse", run_eagerly=True)
+    expected = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    expected.compile(keras.optimizers.SGD(0.05), "mse")
+    expected.set_weights(model.get_weights())
+    model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    expected.fit(X, Y, batch_size=24, epochs=2, shuffle=False, verbose=0)
+    assert_alike(model, expected)
+
+
+def beside(folder):
+    """An evaluator has the results of each epoch, from the file that was saved at its end."""
+    strategy = mpidist.ParameterServerStrategy(num_ps=1)
+    with strategy.scope():
+        model = compiled(plain, keras.optimizers.SGD(0.05))
+    if strategy.cluster_resolver.task_type == "evaluator":
+        results = mpidist.SidecarEvaluator(model, (X, Y), folder, poll_seconds=0.05).start()
+        numpy.save(folder / "losses.npy", [result.logs["loss"] for result in results])
+        return
+    saved = keras.callbacks.ModelCheckpoint(folder / "epoch-{epoch}.keras")
+    history = model.fit(X, Y, batch_size=8, epochs=12, validation_data=(X, Y), callbacks=[saved], verbose=0).history
+    numpy.save(folder / "expected.npy", history["val_loss"])
+
+
+def restoring(folder):
+    strategy = mpidist.ParameterServerStrategy(num_ps=1, on_server_failure="restore")
+    with strategy.scope():
+        model = compiled(plain, "sgd")
+    refused(lambda: model.fit(X, Y, verbose=0), NotImplementedError, "BackupAndRestore")
 
 
 def refused(call, kind, text):

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 
 from tests.helpers.launch import LIMIT_SECONDS, environment, run_command, run_job, run_process
@@ -18,11 +19,29 @@ IS_QUICK = os.environ.get("KERAS_BACKEND") == "torch"
 quick = pytest.mark.skipif(not IS_QUICK, reason="with PyTorch")
 
 
-@pytest.mark.parametrize("name, ranks", [pytest.param("alone", 1, marks=quick), ("alone", 3), ("workers", 4)])
+@pytest.mark.parametrize(
+    "name, ranks",
+    [
+        pytest.param("alone", 1, marks=quick),
+        ("alone", 3),
+        ("workers", 4),
+        ("together", 4),
+        pytest.param("restoring", 1, marks=quick),
+    ],
+)
 def test_a_model_on_servers(name, ranks, tmp_path):
     job = run_command(ranks, [sys.executable, str(SCRIPT), name, str(tmp_path)], env={"OMP_NUM_THREADS": "1"})
     assert job.returncode == 0, job.stdout + job.stderr
     assert job.stdout.count("done") == 1  # workers do not come back
+
+
+@quick
+def test_an_evaluator_beside_the_training(tmp_path):
+    roles = {"MPIDIST_ROLES": "chief:1,worker:1,ps:1,evaluator:1", "OMP_NUM_THREADS": "1"}
+    job = run_command(4, [sys.executable, str(SCRIPT), "beside", str(tmp_path)], env=roles)
+    assert job.returncode == 0, job.stdout + job.stderr
+    losses, expected = (numpy.load(tmp_path / f"{name}.npy") for name in ("losses", "expected"))
+    numpy.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
 @quick
@@ -35,7 +54,8 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
 
 
 @quick
-def test_a_worker_that_is_killed(tmp_path):
+@pytest.mark.parametrize("name", ["killed", "killed_together"])
+def test_a_worker_that_is_killed(name, tmp_path):
     launched = [sys.executable, "-m", "mpidist", "run", "--fault-tolerant", "-n", "4"]
-    job = run_process([*launched, str(SCRIPT), "killed", str(tmp_path)], environment(), LIMIT_SECONDS)
+    job = run_process([*launched, str(SCRIPT), name, str(tmp_path)], environment(), LIMIT_SECONDS)
     assert "done" in job.stdout and "worker 1" in job.stderr, job.stdout + job.stderr

@@ -105,7 +105,6 @@ ASKED: dict[str, Callable[[], Any]] = {
 RULES = [name for name in TF_CONFIG if name.startswith("cluster_rules_")]
 RULE_FNS: dict[str, Callable[[ClusterSpec, str, int], Any]] = {
     "is_chief": roles.is_chief,
-    "id_in_cluster": roles.id_in_cluster,
     "worker_count": lambda spec, task_type, _: roles.worker_count(spec, task_type),
 }
 

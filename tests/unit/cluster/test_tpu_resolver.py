@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mpidist
-from mpidist.cluster.resolvers.tpu import TPUClusterResolver
+from mpidist.cluster.resolvers.mpi import TPUClusterResolver
 
 
 @pytest.mark.parametrize("tpu", ["", "local", None])

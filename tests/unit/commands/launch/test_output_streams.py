@@ -53,6 +53,24 @@ def start(streams, script, variable, rank):
     return subprocess.Popen(streams.command(["sh", "-c", script]), env=environ, stderr=subprocess.PIPE)
 
 
+def test_a_rank_on_another_machine_that_sees_the_folder_leaves_its_pipes_alone(streams):
+    """There nobody reads them, and a rank that opened one would wait for ever."""
+    command = streams.command(["sh", "-c", "echo from 1 >&2"])
+    at = command.index(streams.folder) + 1
+    command[at] = "another start\npid:[1]"
+    done = subprocess.run(command, env={**os.environ, "PMI_RANK": "1"}, capture_output=True, timeout=20)
+    streams.close()
+    assert (done.returncode, done.stderr, streams.lines) == (0, b"from 1\n", [])
+
+
+def test_a_rank_on_this_machine_notes_its_process_and_one_on_another_does_not(streams):
+    for rank, other in ((0, False), (1, True)):
+        command = streams.command(["true"])
+        command[command.index(streams.folder) + 1] += "x" if other else ""
+        subprocess.run(command, env={**os.environ, "PMI_RANK": str(rank)}, check=True, timeout=20)
+    assert list(streams.rank_of_process().values()) == [0]
+
+
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_RANK", "PMI_RANK"])
 def test_lines_come_with_the_rank_that_wrote_them(streams, variable):
     for rank in range(2):

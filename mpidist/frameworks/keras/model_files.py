@@ -1,0 +1,73 @@
+"""`ModelFiles`: what `keras.callbacks.ModelCheckpoint` saves of a model, for an evaluator beside the training."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from mpidist.errors import CheckpointError
+from mpidist.frameworks.keras.classes import replica_of
+
+_ENDINGS = (".keras", ".weights.h5")
+
+
+class ModelFiles:
+    """The files of a model, in the place of a `Checkpoint` and of what evaluates it.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Compiled; of the layers of the one that is trained.
+
+    Attributes
+    ----------
+    parts : dict of str to object
+        As those of a checkpoint: what has a strategy.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        replica = replica_of(model)
+        self.parts: Mapping[str, Any] = {} if replica is None else {"model": replica}
+
+    @staticmethod
+    def files_in(directory: Path) -> list[Path]:
+        """Return those that are in a directory, the oldest first; none that is being written.  Local."""
+        found = []
+        for path in directory.iterdir() if directory.is_dir() else ():
+            if path.name.endswith(_ENDINGS) and not path.name.startswith("."):
+                found.append((_moment(path), path))
+        return [path for _, path in sorted(found)]
+
+    def restore(self, path: Path) -> None:
+        """Give the model the weights of a file.
+
+        Raises
+        ------
+        CheckpointError
+            It is damaged, or gone.
+        ValueError
+            It is of another model.
+        """
+        try:
+            self._model.load_weights(path)
+        except (OSError, zipfile.BadZipFile, KeyError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+    def evaluate(self, data: Any, **options: Any) -> Mapping[str, Any]:
+        """Return loss and metrics of ``data``: inputs, labels and weights, or what gives batches of these."""
+        x, y, sample_weight = (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
+        found: Mapping[str, Any] = self._model.evaluate(x, y, sample_weight=sample_weight, **options)
+        return found
+
+
+def _moment(path: Path) -> int:
+    """Return when a file was written; 0 if it is gone."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,96 @@
+"""Steps of several batches, under `BackupWorkers`: all see the same variables, and one update has all their gradients.
+
+Workers give the chief the gradients of their batches, and push none.  So it does not matter which worker computes which
+batch, nor how many there are, nor whether one dies: the numbers are those of one process on the batches put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy
+
+from mpidist.frameworks.keras import checks
+from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables
+from mpidist.frameworks.keras.served_replica import ServedReplica
+
+
+class StepPart(NamedTuple):
+    """What a worker has computed of a step.
+
+    Attributes
+    ----------
+    rows : int
+        Of its batch.
+    gradients : list of array or None
+        By trainable variable.
+    changes : dict of int to array
+        See `ServedReplica.changes`.
+    """
+
+    rows: int
+    gradients: Sequence[numpy.ndarray | None]
+    changes: dict[int, numpy.ndarray]
+
+
+def require_parts(model: keras.Model, has_dataset_fn: bool) -> None:
+    """Raise unless the update of several batches follows from those of each.  Local.
+
+    Raises
+    ------
+    NotImplementedError
+        A loss is no mean over rows, a layer computes with the rows of a whole batch, or workers have data of their own.
+    """
+    checks.require_trainable(model)
+    if has_dataset_fn:
+        raise NotImplementedError(
+            "consistency=BackupWorkers(count) makes a step of the next count batches, and a function that makes a data "
+            "set for each worker has no next ones: give fit the arrays or the data set itself"
+        )
+    if checks.reductions_of(model) == {"sum"}:
+        raise NotImplementedError(
+            "under consistency=BackupWorkers(count) a step has the mean of its batches, and a loss with reduction "
+            '"sum" is no mean over rows: use "sum_over_batch_size"'
+        )
+
+
+def update(model: keras.Model, replica: ServedReplica, parts: Sequence[StepPart]) -> None:
+    """Have servers make one update of the batches of a step; workers that read afterwards see it.  On the chief."""
+    rows = sum(part.rows for part in parts)
+    weights = [part.rows / rows for part in parts]
+    pairs = []
+    for variable, *gradients in zip(model.trainable_variables, *(part.gradients for part in parts), strict=True):
+        given = [weight * each for weight, each in zip(weights, map(_wide, gradients), strict=True) if each is not None]
+        if given:
+            served = replica.served[id(variable)]
+            pairs.append((sum(given[1:], given[0]).astype(served.dtype), served))
+    assert replica.own_optimizer is not None
+    replica.own_optimizer.apply_gradients(pairs)
+    for variable, change in _changes(model, replica, parts, weights):
+        replica.add(variable, change)
+    replica.strategy.extended.pull()  # waits until servers have applied it
+
+
+def _changes(
+    model: keras.Model, replica: ServedReplica, parts: Sequence[StepPart], weights: Sequence[float]
+) -> Iterator[tuple[Any, numpy.ndarray]]:
+    """Yield variables, and what becomes of the changes that several batches make of each."""
+    rules = {id(each.variable): each for each in layer_variables(model)}
+    variables = replica.shared(model)
+    for place in sorted({place for part in parts for place in part.changes}):
+        variable = variables[place]
+        is_float = keras.backend.is_float_dtype(variable.dtype)
+        rule = rules.get(id(variable)) or LayerVariable(-1, variable, "mean" if is_float else "only_first_replica")
+        zeros = numpy.zeros(variable.shape, next(part.changes[place].dtype for part in parts if place in part.changes))
+        given = [
+            rule.given(numpy, zeros, part.changes.get(place, zeros), weight, number)
+            for number, (part, weight) in enumerate(zip(parts, weights, strict=True))
+        ]
+        yield variable, sum(given[1:], given[0])
+
+
+def _wide(gradient: numpy.ndarray | None) -> numpy.ndarray | None:
+    """Return 16-bit floats as float32."""
+    return gradient.astype("float32") if gradient is not None and gradient.dtype.itemsize < 4 else gradient
