@@ -52,7 +52,9 @@ def run(tmp_path, monkeypatch):
         (tmp_path / "job.sh").write_text(fill_in(asked, "mpidist job"))
         environ = {name: value for name, value in os.environ.items() if name != "SCRATCH"}
         environ |= {"PATH": f"{tmp_path / 'bin'}:{environ['PATH']}", **ENVIRONMENT[scheduler]}
-        done = subprocess.run(["bash", "job.sh"], env=environ, capture_output=True, text=True, timeout=60)
+        # a shell cannot trap what was ignored when it was started, as INT is in what another shell has put aside
+        line = ["env", "--default-signal=INT", "bash", "job.sh"]
+        done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=60)
         assert done.stderr == ""
         return done.returncode, done.stdout, Path("calls").read_text().splitlines()
 
