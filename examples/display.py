@@ -62,9 +62,10 @@ def on_terminal() -> bool:
 def slowest(seconds: Sequence[float]) -> str:
     """Return which rank computed for longer than the others; empty if all took about as long."""
     ranks = sorted(range(len(seconds)), key=lambda rank: seconds[rank])
-    if len(ranks) == 1 or seconds[ranks[-1]] < 1.1 * seconds[ranks[-2]]:
+    following = seconds[ranks[-2]] if len(ranks) > 1 else 0
+    if not following or seconds[ranks[-1]] < 1.1 * following:
         return ""
-    return f"rank {ranks[-1]} is slow: {seconds[ranks[-1]] / seconds[ranks[-2]]:.1f} times the next"
+    return f"rank {ranks[-1]} is slow: {seconds[ranks[-1]] / following:.1f} times the next"
 
 
 class Progress:

@@ -60,7 +60,7 @@ trap 'ended=yes; echo "$(date "+%F %T") INT or TERM: the job is ended from outsi
 (trap 'kill $!; exit' TERM; sleep 3480 & wait $!; kill -USR1 $$) &
 timer=$!
 
-# --hosts   the job's nodes, each with its number of ranks; mpirun reaches them by ssh, which must ask for no password
+# --hosts   the job's nodes, each with its number of ranks; mpirun reaches them by ssh, which must ask for no password, or with MPICH by blaunch
 # -x        variables that the ranks on other nodes get too
 "$python" -m mpidist run -n "$((nodes * ranks_per_node))" --hosts "$hosts" -x OMP_NUM_THREADS \
     examples/train.py --epochs 60 --checkpoint "$checkpoints" --resume &

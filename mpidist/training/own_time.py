@@ -31,7 +31,7 @@ class SlowReplica(NamedTuple):
 class OwnTime:
     """Seconds between the calls of all ranks: to read a batch, and to compute gradients.
 
-    All methods are Local.
+    Where ranks agree on each batch, all of them read for as long as the slowest.  All methods are Local.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

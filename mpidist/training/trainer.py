@@ -412,6 +412,7 @@ class Trainer:
             if totals.votes or self._stop_now:
                 self.stop_training = True
                 return False
+            self._step.own_time.go_on()  # after the hooks, which may call all ranks
         if not position.is_in_epoch:
             raise ValueError(
                 f"the data gave no batch in epoch {position.epoch}; an iterator can be gone through once only: give a "
@@ -423,7 +424,6 @@ class Trainer:
         """Make a step with this replica's part of a batch; runs in the replica."""
         vote = self.strategy.extended.any_in_replica(self.stop_training)
         totals, evaluation = self._step(batch, share, vote)
-        self._step.own_time.go_on()
         self.last_loss = 0.0 if evaluation is None else evaluation.loss
         if evaluation is not None:
             self.rows_trained += self._count(batch, evaluation)

@@ -48,7 +48,9 @@ class GridEngine:
         """Wait until a job has printed a text, or has ended; return all that it has printed."""
         end = time.monotonic() + LIMIT_SECONDS
         while True:
-            listed = re.search(rf"^ *{number} .*", self.client("qstat").stdout, re.MULTILINE)
+            seen = self.client("qstat")
+            assert seen.returncode == 0, seen.stderr
+            listed = re.search(rf"^ *{number} .*", seen.stdout, re.MULTILINE)
             printed = output.read_text() if output.exists() else ""
             if (text and text in printed) or not listed:
                 return printed

@@ -358,10 +358,11 @@ class _Training:
     def _go_through(self, callbacks: keras.callbacks.CallbackList | None, totals: _Totals) -> int:
         """Have the batches of an epoch computed, and return of how many workers have said something."""
         done, is_watched = 0, callbacks is not None and any(_is_watching(each) for each in callbacks.callbacks)
+        is_in_turn = self._replica.workers == 1 or self._replica.batches_per_step
         try:
             for done, result in enumerate(self._results(callbacks, is_watched), 1):
                 totals.add(result)
-                self._micro_step = result.micro_step if self._replica.workers == 1 or result.part else 0
+                self._micro_step = result.micro_step if is_in_turn else 0
                 if callbacks is not None:
                     if is_watched:
                         self._read()
@@ -428,7 +429,7 @@ class _Training:
         own = self._replica.own_optimizer
         assert own is not None
         step_parts.update(self._model, self._replica, [result.part for result in results])
-        return [result._replace(micro_step=own.micro_step) for result in results]
+        return [result._replace(micro_step=own.micro_step, part=None) for result in results]  # its gradients are many
 
 
 class _Totals:

@@ -64,7 +64,7 @@ class StepResult(NamedTuple):
     micro_step: int
     """Micro-batches that were added up since the last update."""
     part: StepPart | None
-    """Of a step of several batches."""
+    """Of a step of several batches, until that is made."""
 
 
 def training_of(training: ServedTraining) -> Iterator[_Worker]:

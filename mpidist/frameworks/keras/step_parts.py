@@ -1,7 +1,8 @@
 """Steps of several batches, under `BackupWorkers`: all see the same variables, and one update has all their gradients.
 
 Workers give the chief the gradients of their batches, and push none.  So it does not matter which worker computes which
-batch, nor how many there are, nor whether one dies: the numbers are those of one process on the batches put together.
+batch, nor how many there are, nor whether one dies: the numbers are those of one process on the batches put together,
+except for dropout, by the seeds of the worker, and batch normalization, by the rows of a batch.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def update(model: keras.Model, replica: ServedReplica, parts: Sequence[StepPart]
     """Have servers make one update of the batches of a step; workers that read afterwards see it.  On the chief."""
     rows = sum(part.rows for part in parts)
     weights = [part.rows / rows for part in parts]
+    changes = list(_changes(model, replica, parts, weights))  # or an error, before servers have a part of the step
     pairs = []
     for variable, *gradients in zip(model.trainable_variables, *(part.gradients for part in parts), strict=True):
         given = [weight * each for weight, each in zip(weights, map(_wide, gradients), strict=True) if each is not None]
@@ -68,7 +70,7 @@ def update(model: keras.Model, replica: ServedReplica, parts: Sequence[StepPart]
             pairs.append((sum(given[1:], given[0]).astype(served.dtype), served))
     assert replica.own_optimizer is not None
     replica.own_optimizer.apply_gradients(pairs)
-    for variable, change in _changes(model, replica, parts, weights):
+    for variable, change in changes:
         replica.add(variable, change)
     replica.strategy.extended.pull()  # waits until servers have applied it
 

@@ -3,6 +3,7 @@
 {% set usage = "Submit it: bsub < FILE (with <). See it: bjobs -l NUMBER. Stop it: bkill NUMBER." %}
 {% set job = "$LSB_JOBID" %}
 {% set restarts = '$(cat "$folder/.restarts-$LSB_JOBID" 2>/dev/null || echo 0)' %}
+{% set reach = "by ssh, which must ask for no password, or with MPICH by blaunch" %}
 {% set ends = "INT TERM" %}
 {% set term = "bkill sends INT, TERM and KILL, 10 s apart: wait for what the ranks still do." %}
 

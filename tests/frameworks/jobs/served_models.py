@@ -353,6 +353,18 @@ class Assigning(Counting):
         return inputs
 
 
+class Unsaid(keras.layers.Layer):
+    """What becomes of the counts of several workers is not said."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs, training=False):
+        if training:
+            self.calls.assign_add(1.0)
+        return inputs
+
+
 TOGETHER = [
     (plain, lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=0.1), {"shuffle": True}),
     (plain, lambda: "adam", {"sample_weight": WEIGHTS, "validation_split": 0.25}),
@@ -371,6 +383,8 @@ def together(folder):
         summed.compile("sgd", keras.losses.MeanSquaredError("sum"))
         assigning = keras.Sequential([keras.Input((4,)), Assigning(), keras.layers.Dense(1)])
         assigning.compile("sgd", "mse")
+        unsaid = keras.Sequential([keras.Input((4,)), Unsaid(), keras.layers.Dense(1)])
+        unsaid.compile("sgd", "mse")
     refused(lambda: summed.fit(X, Y), NotImplementedError, "no mean over rows")
     refused(lambda: summed.fit(datasets, steps_per_epoch=4), NotImplementedError, "no next ones")
     for model, (make, optimizer, options) in zip(models, TOGETHER, strict=True):
@@ -381,6 +395,10 @@ def together(folder):
                 numpy.testing.assert_allclose(history[name], values, err_msg=name, **BOUNDS)
         assert_alike(model, expected)
     refused(lambda: assigning.fit(X, Y, verbose=0), NotImplementedError, "of which it is not known how much it adds")
+    before = unsaid.get_weights()
+    refused(lambda: unsaid.fit(X, Y, verbose=0), NotImplementedError, "its value over all replicas")
+    for value, expected in zip(unsaid.get_weights(), before, strict=True):  # servers have no half of a step
+        numpy.testing.assert_array_equal(value, expected)
 
 
 class Odd(Deferred):

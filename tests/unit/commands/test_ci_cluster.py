@@ -103,6 +103,12 @@ def test_where_all_can_be_had_all_run_and_none_may_be_skipped(call, tmp_path: Pa
     assert "-n 2 .venv-hdf5/bin/python -m pytest -q tests/hdf5 --with-mpi --ran-log build/ran/hdf5\n" in done.stdout
 
 
+def test_the_reason_is_pip_s_where_the_script_has_none(call, tmp_path: Path):
+    done = call(TESTS, builds=True, python='echo "$@"; [ "$2" != pip ] || { echo "ERROR: no index" >&2; exit 1; }')
+    assert done.returncode == 0, done.stderr
+    assert _left_out(tmp_path) == ["not run here: parallel HDF5: ERROR: no index; make test-mpio runs it"]
+
+
 @pytest.mark.parametrize("program", ["python", "mpirun.openmpi"])
 def test_a_test_that_fails_is_a_failure_and_the_others_run_all_the_same(call, program: str):
     done = call(TESTS, builds=True, **{program: 'echo "$@"; [ "$2" = pip ] || exit 1'})
