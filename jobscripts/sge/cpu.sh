@@ -80,7 +80,7 @@ if [ "$status" -eq 42 ] || [ -e "$checkpoints/requeue" ]; then reason=saved; fi
 if [ -n "$reason" ] && [ -z "$ended" ]; then
     if [ "$restarts" -lt 10 ]; then
         echo "$(date '+%F %T') $reason: the job goes back to the queue"
-        # Not exit 99: a job of several nodes would then wait for ever for their "clean up of a previous run" (8.1.9).
+        # Not exit 99: a job of several nodes would then wait for "clean up of a previous run" (8.1.9).
         cp "$0" "$folder/job.sh" && qsub -v RESTARTS="$((restarts + 1))" "$folder/job.sh"
     else
         echo "$(date '+%F %T') $reason, after 10 restarts, which is the limit: submit the script again to go on"

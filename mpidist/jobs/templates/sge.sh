@@ -40,6 +40,6 @@
 {% endblock %}
 
 {% block requeue %}
-# Not exit 99: a job of several nodes would then wait for ever for their "clean up of a previous run" (8.1.9).
+# Not exit 99: a job of several nodes would then wait for "clean up of a previous run" (8.1.9).
 cp "$0" "$folder/job.sh" && qsub -v RESTARTS="$((restarts + 1))" "$folder/job.sh"
 {% endblock %}
