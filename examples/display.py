@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy
 
+import mpidist
+
 try:
     import rich.progress as rich_progress
 except ImportError:
@@ -61,11 +63,8 @@ def on_terminal() -> bool:
 
 def slowest(seconds: Sequence[float]) -> str:
     """Return which rank computed for longer than the others; empty if all took about as long."""
-    ranks = sorted(range(len(seconds)), key=lambda rank: seconds[rank])
-    following = seconds[ranks[-2]] if len(ranks) > 1 else 0
-    if not following or seconds[ranks[-1]] < 1.1 * following:
-        return ""
-    return f"rank {ranks[-1]} is slow: {seconds[ranks[-1]] / following:.1f} times the next"
+    slow = mpidist.callbacks.SlowReplica.of(seconds)
+    return f"rank {slow.replica} is slow: {slow.times:.1f} times the others" if slow else ""
 
 
 class Progress:

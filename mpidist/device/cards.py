@@ -7,16 +7,13 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from mpidist.errors import DeviceError
+from mpidist.runtime.process_identity import boot_id
 
 #: The first version of NCCL that lets several ranks have one card, and the variable that says so.
 SHARING_VERSION, SHARING_VARIABLE = 23000, "NCCL_MULTI_RANK_GPU_ENABLE"
-
-#: The same in all containers of a machine, and another one on every machine.
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -66,10 +63,7 @@ def take_card(library: Any, index: int) -> Card:
 
 
 def _machine() -> str:
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return platform.node()
+    return boot_id() or platform.node()
 
 
 def shared_cards(cards: Sequence[Card | None]) -> tuple[tuple[int, ...], ...]:

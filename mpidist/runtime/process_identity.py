@@ -14,6 +14,10 @@ from typing import NamedTuple
 
 from mpidist.runtime import board
 
+#: What tells a machine from others: the number of its start, which containers share, and its numbering of processes, of
+#: which a container may have one of its own.
+BOOT_ID, PROCESS_NUMBERS = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
+
 _TAG = re.compile(r"(.+)-([0-9a-f]{8})-(\d+)-(\d+)")
 _HOST_CHARACTERS = 40
 
@@ -55,17 +59,22 @@ class ProcessIdentity(NamedTuple):
         return board.lives(self.process, self.started) if self.machine == _machine() else None
 
 
-def _machine() -> str:
-    facts = [platform.node(), _first_line("/proc/sys/kernel/random/boot_id")]
+def boot_id() -> str:
+    """Return the number of the machine's start; "" where the system has none.  Local."""
     try:
-        facts.append(os.readlink("/proc/self/ns/pid"))
-    except OSError:  # the system has no such thing
-        facts.append("")
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
-
-
-def _first_line(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:  # the system has no such thing
+        return Path(BOOT_ID).read_text().strip()
+    except OSError:
         return ""
+
+
+def process_numbers() -> str:
+    """Return the name of this process's numbering of processes; "" where the system has none.  Local."""
+    try:
+        return os.readlink(PROCESS_NUMBERS)
+    except OSError:
+        return ""
+
+
+def _machine() -> str:
+    facts = (platform.node(), boot_id(), process_numbers())
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ class SidecarEvaluator:
     Parameters
     ----------
     model : Trainer, keras.Model or callable
-        Its variables are restored, and its `evaluate` is called.  A function gets `data`, and returns a dict of logs;
+        Its variables are restored, and its `evaluate` is called.  One of Keras must have been built.  A function gets `data`, and returns a dict of logs;
         it needs `checkpoint`.
     data : as for `evaluate` of the model
         For one of Keras a tuple has inputs, labels and weights.
@@ -89,7 +90,7 @@ class SidecarEvaluator:
     ) -> None:
         if max_evaluations is not None and max_evaluations < 1:
             raise ValueError(f"max_evaluations must be 1 or more, or None for no limit; got {max_evaluations}")
-        is_of_keras = framework_of(model) == "keras"
+        self._is_of_keras = is_of_keras = framework_of(model) == "keras"
         if is_of_keras and checkpoint is not None:
             raise TypeError("a model of Keras has its weights in files of Keras, and takes no checkpoint=")
         restored: Any = _model_files(model) if is_of_keras else checkpoint or _checkpoint_of(model)
@@ -120,7 +121,7 @@ class SidecarEvaluator:
         """
         while not self._is_done:
             last = self._ended()  # before the look: what was saved before the end is there
-            new = [each for each in _written(self._files_in(self._folder)) if each not in self._seen]
+            new = [each for each in self._written() if each not in self._seen]
             for path, moment in new:
                 self._seen.add((path, moment))
                 self._evaluate(path)
@@ -131,6 +132,17 @@ class SidecarEvaluator:
             if not new:
                 time.sleep(self._poll_seconds)
         return self.results
+
+    def _written(self) -> list[tuple[Path, int]]:
+        """Return files and when they were written: one that is saved again, by a training that was resumed, is new.
+
+        Checkpoints come by number; files of Keras, whose names are the user's, by that moment.
+        """
+        found = []
+        for path in self._files_in(self._folder):
+            with suppress(FileNotFoundError):
+                found.append((path, path.stat().st_mtime_ns))
+        return sorted(found, key=itemgetter(1)) if self._is_of_keras else found
 
     @property
     def _is_done(self) -> bool:
@@ -150,13 +162,6 @@ class SidecarEvaluator:
             )
         self.results.append(CheckpointResult(path, dict(logs)))
         _log.info("%s: %s", path.name, ", ".join(f"{name} {value}" for name, value in logs.items()))
-
-
-def _written(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
-    """Yield files and when they were written: a number that is saved again, by a training that was resumed, is new."""
-    for path in paths:
-        with suppress(FileNotFoundError):
-            yield path, path.stat().st_mtime_ns
 
 
 def _model_files(model: Any) -> Any:

@@ -13,14 +13,27 @@ _SLOW = 1.1
 
 
 class SlowReplica(NamedTuple):
-    """The replica with the longest time of its own, and how many times the median of the others that is."""
+    """The replica with the longest time of its own, and how many times the median of the others that is.
+
+    Attributes
+    ----------
+    replica : int
+    times : float
+        1.1 or more: less is noise.
+    """
 
     replica: int
     times: float
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> SlowReplica | None:
-        """Return the slow one of these replicas; None where none is slow.  Local."""
+        """Return the slow one of the replicas; None where none is slow.  Local.
+
+        Parameters
+        ----------
+        seconds : sequence of float
+            The own time of each replica.
+        """
         longest = int(numpy.argmax(seconds))
         others = [*seconds[:longest], *seconds[longest + 1 :]]
         median = float(numpy.median(others)) if others else 0.0

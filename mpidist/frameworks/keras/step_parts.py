@@ -16,6 +16,7 @@ import numpy
 from mpidist.frameworks.keras import checks
 from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables
 from mpidist.frameworks.keras.served_replica import ServedReplica
+from mpidist.optimizers.slices import compute_dtype
 
 
 class StepPart(NamedTuple):
@@ -64,10 +65,14 @@ def update(model: keras.Model, replica: ServedReplica, parts: Sequence[StepPart]
     changes = list(_changes(model, replica, parts, weights))  # or an error, before servers have a part of the step
     pairs = []
     for variable, *gradients in zip(model.trainable_variables, *(part.gradients for part in parts), strict=True):
-        given = [weight * each for weight, each in zip(weights, map(_wide, gradients), strict=True) if each is not None]
-        if given:
+        weighted = [
+            weight * gradient.astype(compute_dtype(gradient.dtype), copy=False)
+            for weight, gradient in zip(weights, gradients, strict=True)
+            if gradient is not None
+        ]
+        if weighted:
             served = replica.served[id(variable)]
-            pairs.append((sum(given[1:], given[0]).astype(served.dtype), served))
+            pairs.append((sum(weighted[1:], weighted[0]).astype(served.dtype), served))
     assert replica.own_optimizer is not None
     replica.own_optimizer.apply_gradients(pairs)
     for variable, change in changes:
@@ -91,8 +96,3 @@ def _changes(
             for number, (part, weight) in enumerate(zip(parts, weights, strict=True))
         ]
         yield variable, sum(given[1:], given[0])
-
-
-def _wide(gradient: numpy.ndarray | None) -> numpy.ndarray | None:
-    """Return 16-bit floats as float32."""
-    return gradient.astype("float32") if gradient is not None and gradient.dtype.itemsize < 4 else gradient

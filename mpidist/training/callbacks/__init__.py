@@ -1,4 +1,4 @@
-"""Callbacks with Keras' names, alike on all ranks."""
+"""Callbacks with Keras' names, alike on all ranks; and the slow replica that they may ask the trainer for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mpidist.training.callbacks.model_checkpoint import BackupAndRestore, ModelC
 from mpidist.training.callbacks.progress_bar import ProgressBar
 from mpidist.training.callbacks.report import Report
 from mpidist.training.callbacks.tensorboard import TensorBoard
+from mpidist.training.own_time import SlowReplica
 
 __all__ = [
     "BackupAndRestore",
@@ -24,6 +25,7 @@ __all__ = [
     "ProgressBar",
     "ReduceLROnPlateau",
     "Report",
+    "SlowReplica",
     "TensorBoard",
     "TerminateOnNaN",
 ]

@@ -17,8 +17,8 @@ TASK = """
 import sys
 sys.modules["mpi4py"] = None
 import mpidist
-import mpidist.cluster.resolvers.mpi
-mpidist.cluster.resolvers.mpi._PATIENCE_SECONDS = 0
+import mpidist.cluster.launch_error
+mpidist.cluster.launch_error._PATIENCE_SECONDS = 0
 """
 
 
