@@ -190,7 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", help="only cases with this in their name")
     parser.add_argument("--optimizer", choices=sorted(_OPTIMIZERS), default="sgd")
-    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--only", help="only these contenders, with commas between them")
     parser.add_argument("--save", metavar="FOLDER", help="add the launch to the results there")
     options = parser.parse_args()
