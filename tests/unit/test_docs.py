@@ -419,7 +419,7 @@ def test_what_is_new_in_a_version_is_a_screen():
 
 
 def test_every_variable_is_documented_with_its_default():
-    text = (ROOT / "docs" / "environment.md").read_text()
+    text = (ROOT / "docs" / "reference.md").read_text()
     rows = dict(re.findall(r"^\| `(MPIDIST_\w+)` \| `([^`]*)` \|", text, re.MULTILINE))
     defaults = {f"MPIDIST_{name.upper()}": value for name, value in vars(Settings()).items()}
     assert rows == {name: _shown(value) for name, value in defaults.items()}
