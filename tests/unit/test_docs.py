@@ -340,12 +340,61 @@ def test_the_row_of_training_steps_has_what_was_measured():
     ours, _, theirs, ratio, by = cells(README, _STEP)
     run = json.loads((RESULTS / "torch_steps-2.json").read_text())
     seconds = [launch["seconds"][_STEP_OF] for launch in run["launches"]]
-    assert len(seconds) == 3
+    assert len(seconds) == 7
     for cell, who in ((ours, "mpidist"), (theirs, "DDP")):
         assert _is_rounded(cell.removesuffix(" ms"), 1e3 * median_of(seconds, who))
     assert _is_rounded(ratio, median_of(seconds, "DDP", "mpidist"))
     command = command_of(by, "torch_steps-2", "mpidist")
     assert command == " ".join(run["command"][:5])
+
+
+#: Tables of training steps: the page, the files side by side, their contenders, and the models by title and name there.
+_STEP_TABLES = (
+    (
+        *("torch.md", ["torch_steps-2"], ["nothing", "mpidist", "DDP", "fused", "naive"]),
+        {name: name for name in ("MLP, 150,000", "MLP, 2.2 million", "ResNet-18, 11 million", "MLP, 25 million")},
+    ),
+    (
+        *("jax.md", ["jax_trees-2"], ["bare", "ours", "weighted", "Horovod's pattern"]),
+        {
+            "150,000": "150 thousand, 6 tensors",
+            "2.2 million": "2.2 million, 6 tensors",
+            "25 million": "25 million, 20 tensors, 4 rows",
+        },
+    ),
+    (
+        *("keras.md", ["keras_step-jax-2", "keras_step-torch-2"], ["alone", "distributed", "reduction", "seam"]),
+        {
+            "9,000": "8970 parameters",
+            "150,000": "149110 parameters",
+            "2.2 million": "2212710 parameters",
+            "25 million": "24978570 parameters",
+        },
+    ),
+)
+
+
+def steps_in(file: str, model: str) -> list[dict[str, float]]:
+    """Return the milliseconds of a model's training step in each launch of a file."""
+    launches = json.loads((RESULTS / f"{file}.json").read_text())["launches"]
+    return [
+        launch["milliseconds"][model]
+        if "milliseconds" in launch
+        else {who: 1e3 * seconds for who, seconds in launch["seconds"][model].items()}
+        for launch in launches
+    ]
+
+
+@pytest.mark.parametrize(
+    ("page", "files", "contenders", "title", "model"),
+    [(*table[:3], *names) for table in _STEP_TABLES for names in table[3].items()],
+)
+def test_a_training_step_takes_what_was_measured(page, files, contenders, title, model):
+    launches = [steps_in(file, model) for file in files]
+    assert {len(each) for each in launches} == {7}
+    measured = [median_of(each, who) for each in launches for who in contenders]
+    for cell, figure in zip(cells((ROOT / "docs" / page).read_text(), title), measured, strict=True):
+        assert _is_rounded(cell, figure)
 
 
 def test_the_table_of_readme_has_no_other_rows():
