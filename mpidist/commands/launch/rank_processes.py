@@ -16,6 +16,9 @@ from mpidist.runtime.board import exists, stat_of
 #: The variable that holds the token of a job.
 TOKEN = "MPIDIST_RUN_TOKEN"
 
+#: So long a killed process may take to end: the system may have to write out its memory.
+_KILL_SECONDS = 5.0
+
 #: Variables that only ranks have, not the launcher.
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=", b"PMIX_RANK=", b"PMI_RANK=")
 
@@ -33,8 +36,8 @@ def ranks_of(token: str) -> list[int]:
 
 
 def end_processes(token: str) -> list[int]:
-    """Kill every process that carries `token` and return those that are still there after five seconds; Local."""
-    deadline = time.monotonic() + 5
+    """Kill every process that carries `token` and return those that are still there after `_KILL_SECONDS`; Local."""
+    deadline = time.monotonic() + _KILL_SECONDS
     none_seen = 0
     # look twice: a process that is just being started shows no environment for a moment
     while none_seen < 2 and time.monotonic() < deadline:

@@ -98,6 +98,7 @@ if [ -n "$reason" ] && [ -z "$ended" ]; then
 {% block requeue %}
 {% endblock %}
 {% endfilter %}
+        [ $? -eq 0 ] || echo "$(date '+%F %T') the queue has not taken it: submit the script again to go on"
     else
         echo "$(date '+%F %T') $reason, after {{ asked.requeue }} restarts, which is the limit: submit the script again to go on"
     fi
