@@ -49,7 +49,7 @@ def _known(obj: Any) -> str:
         known = ", ".join(sorted(ADAPTERS))
         raise TypeError(
             f"distribute() knows models and optimizers of {known}; got {_class_name(obj)}. Gradients that are arrays "
-            "are reduced by `mpidist.optimizers` and by the replica context's `all_reduce` (docs/replicas.md)"
+            "are reduced by `mpidist.optimizers` and by the replica context's `all_reduce`"
         )
     return name
 

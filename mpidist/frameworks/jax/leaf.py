@@ -86,7 +86,7 @@ def leaf_of(kind: LeafKind, name: str, what: str) -> Leaf:
     if issubclass(kind.type, jax.core.Tracer):
         raise TypeError(
             f"{what} was called inside jit, grad or another transformation of JAX (leaf {name!r} has no value yet): it "
-            "communicates, so call it outside, between jitted functions. See docs/jax.md"
+            "communicates, so call it outside, between jitted functions"
         )
     if kind.type is jax.Array:
         _check_placement(kind, name, what)
