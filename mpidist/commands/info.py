@@ -31,6 +31,9 @@ _EXAMPLES = """examples:
   mpidist run -n 4 -m mpidist info       and the world of four ranks
 """
 
+#: What the page does not say.
+_NEXT = "next: mpidist doctor says whether this is right, and how to mend what is not"
+
 
 def main(argv: Sequence[str]) -> int:
     """Print the page, on rank 0 only, and return the exit status; Collective under a launcher."""
@@ -51,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
                 json.dumps({**{name: dict(rows) for name, rows in sections.items()}, "all_reduces": chosen}, indent=1)
             )
         else:
-            print("\n\n".join([*map(render, sections.values()), *chosen]), flush=True)
+            print("\n\n".join([*map(render, sections.values()), *chosen, _NEXT]), flush=True)
     return 0
 
 
