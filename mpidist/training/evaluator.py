@@ -40,8 +40,8 @@ class SidecarEvaluator:
     Parameters
     ----------
     model : Trainer, keras.Model or callable
-        Its variables are restored, and its `evaluate` is called.  One of Keras must have been built.  A function gets `data`, and returns a dict of logs;
-        it needs `checkpoint`.
+        Its variables are restored, and its `evaluate` is called.  One of Keras must have been built.  A function gets
+        `data`, and returns a dict of logs; it needs `checkpoint`.
     data : as for `evaluate` of the model
         For one of Keras a tuple has inputs, labels and weights.
     checkpoint_dir : str or Path
