@@ -454,6 +454,15 @@ def test_steps_on_parameter_servers_are_the_medians_over_the_launches(title, wor
     assert _is_rounded(ratio, median_of(launches, "TensorFlow", "mpidist"))
 
 
+def test_predictions_hold_as_often_as_the_page_says():
+    launches = json.loads((RESULTS / "predictions-2.json").read_text())["launches"]
+    assert len(launches) == 6 and {each["count"] for each in launches} == {32}
+    turns, again = [turn for each in launches for turn in each["predicted"]], [each["again"] for each in launches]
+    page = re.sub(r"\s+", " ", (ROOT / "docs" / "simulate.md").read_text())
+    assert f"{min(turns)} to {max(turns)} of the 32 predictions were within 15 %" in page
+    assert f"within 15 % for {min(again)} to {max(again)} of 32" in page
+
+
 # -- the changelog ----------------------------------------------------------------------------------------------------
 
 
