@@ -397,6 +397,35 @@ def test_a_training_step_takes_what_was_measured(page, files, contenders, title,
         assert _is_rounded(cell, figure)
 
 
+#: The rows of the table of the second machine: the file, the work, the contenders and the unit.
+_SECOND = {
+    "ResNet-50, 102 MB": ("gradients-intel-2", "resnet50", "mpidist", "Gloo DDP", "ms"),
+    "ResNet-50, once more": ("gradients-intel-2", "resnet50", "mpidist", "Allreduce each", "ms"),
+    "ResNet-50, in `gradient_buffers`": ("gradients-intel-2", "resnet50", "mpidist, in buffers", "copy", "ms"),
+    "1000 x 1 KB": ("gradients-intel-2", "small", "mpidist", "Allreduce packed", "ms"),
+    "steps of Adam on a server": ("ps-intel-4", "1 float, Adam", "mpidist", "TensorFlow", "a second"),
+}
+
+
+@pytest.mark.parametrize("title", _SECOND)
+def test_the_rows_of_the_second_machine_have_what_was_measured(title):
+    file, work, own, peer, unit = _SECOND[title]
+    ours, _, theirs, ratio = cells(BENCHMARKS, title)
+    launches = launches_of(file, work)
+    for cell, who in ((ours, own), (theirs, peer)):
+        figure, time = cell.removesuffix(f" {unit}").replace(" ", ""), median_of(launches, who)
+        assert _is_rounded(figure, 1e6 / time if unit == "a second" else time / _MICROSECONDS[unit])
+    assert _is_rounded(ratio, median_of(launches, peer, own))
+
+
+def test_readme_tells_the_ratios_of_the_second_machine():
+    titles = ("ResNet-50, 102 MB", "ResNet-50, once more", "1000 x 1 KB", "steps of Adam on a server")
+    found = [cells(BENCHMARKS, title)[-1] for title in titles]
+    found.insert(3, f"{median_of(launches_of('all-reduce-intel-2', 'all_reduce', 4), 'Allreduce', 'mpidist'):.2f}")
+    page = re.sub(r"\s+", " ", README)
+    assert f"are {', '.join(found[:-1])} and {found[-1]} times as fast." in page
+
+
 def test_the_table_of_readme_has_no_other_rows():
     (table,) = re.findall(r"^\| Measured \|.*?\n\n", README, re.MULTILINE | re.DOTALL)
     assert {line.split(" | ")[0][2:] for line in table.splitlines()[2:] if line} == {_STEP, *(row[0] for row in _SPEED)}
