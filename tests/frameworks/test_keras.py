@@ -14,6 +14,8 @@ if importlib.util.find_spec("keras") is None:
 import keras
 
 import mpidist
+from mpidist.frameworks.keras.served_model import _Totals
+from mpidist.frameworks.keras.served_step import StepResult
 from tests.frameworks.keras_models import (
     BACKEND,
     BOUNDS,
@@ -192,6 +194,34 @@ def test_batches_one_by_one():
     numpy.testing.assert_allclose(found[0], expected[0], **BOUNDS)
     assert found[1] == pytest.approx(expected[1], rel=1e-5)
     assert_same(one, many)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="steps of JAX have other arguments")
+def test_numbers_of_an_own_test_step_weigh_as_the_rows_of_the_last_batch():
+    """Keras returns those of the last step."""
+
+    class Own(keras.Model):
+        def test_step(self, data):
+            return {"own": keras.ops.mean(data[1])}
+
+    def make():
+        inputs = keras.Input((3,))
+        return Own(inputs, keras.layers.Dense(1)(inputs))
+
+    model = distributed(make, compiled(metrics=[]))
+    labels = numpy.arange(7, dtype="f4")
+    found = model.evaluate(X[:7], labels, batch_size=4, verbose=0, return_dict=True)
+    assert found["own"] == pytest.approx(labels[4:].mean())
+
+
+def test_the_last_word_of_a_worker_is_that_with_the_most_batches():
+    """A batch that runs again after the death of a worker is older than what came before it."""
+    model = stock(functional, compiled(metrics=[]))
+    totals = _Totals(model, 2)
+    for worker, batches, total in (("a", 1, 4.0), ("a", 3, 30.0), ("a", 2, 10.0), ("b", 1, 6.0)):
+        held = [numpy.array(total, "f4"), numpy.array(8.0 * batches, "f4")]
+        totals.add(StepResult(worker, batches, held, {"loss": 0.0}, 0, None))
+    assert totals.logs()["loss"] == pytest.approx((30 + 6) / (24 + 8))
 
 
 def test_a_model_that_is_given_to_the_strategy():

@@ -177,7 +177,19 @@ def in_a_scope():
         return compiled()
 
 
+def with_loss_weights():
+    model = models.sequential()
+    model.compile("sgd", "mse", loss_weights=[0.5])
+    return model
+
+
+def within_bounds():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
+
+
 REFUSED = {
+    "weights of losses": (with_loss_weights, NotImplementedError, "without loss_weights"),
+    "a constraint": (lambda: compiled(within_bounds), NotImplementedError, "kernel' has a constraint"),
     "no model": (lambda: 3, TypeError, "must be a keras.Model, got int"),
     "not compiled": (models.functional, ValueError, "has not been compiled yet"),
     "not built": (lambda: compiled(models.deferred), ValueError, "the model has no weights yet"),
@@ -201,6 +213,31 @@ def test_models_that_are_not_converted(directory, name):
     make, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         estimator.model_to_estimator(make(), directory)
+
+
+def test_a_loss_that_is_a_function_gets_labels_like_the_predictions(directory):
+    """As by Keras: labels (rows,) and predictions (rows, 1) would else be taken for a square."""
+    model = compiled(loss=lambda y, outputs: keras.ops.mean((y - outputs) ** 2, -1), metrics=())
+    found = estimator.model_to_estimator(model, directory, config_of())
+    labels = Y[:, 0]
+    found.train(input_fn_of(labels))
+    assert_as_keras(found, by_keras(model, labels), labels)
+
+
+def test_a_mask_of_the_outputs_is_refused(directory):
+    def masked():
+        inputs = keras.Input((3, 1))
+        return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Masking()(inputs)))
+
+    model = compiled(masked, metrics=())
+    found = estimator.model_to_estimator(model, directory, config_of())
+
+    def input_fn(input_context):
+        rows = mpidist.data.Dataset.from_arrays((X[..., None], X[..., None]))
+        return rows.shard(input_context.num_input_pipelines, input_context.input_pipeline_id).batch(BATCH)
+
+    with pytest.raises(NotImplementedError, match="have a mask"):
+        found.train(input_fn)
 
 
 def test_several_outputs_with_one_loss_are_not_trained(directory):

@@ -28,6 +28,7 @@ from tests.frameworks.keras_models import (
     distributed,
     functional,
     rank,
+    ranks,
     sequential,
     stock,
 )
@@ -81,6 +82,33 @@ def test_optimizers_that_differ():
     model = distributed(sequential, compiled(optimizer=lambda: keras.optimizers.get(["sgd", "adam", "lion"][rank()])))
     with pytest.raises(CollectiveMismatchError, match="optimizer: .*SGD|optimizer: .*Adam"):
         model.fit(X, Y, verbose=0)
+
+
+def test_a_batch_that_differs():
+    """Each rank gives rows of its own, as with a loader of its own."""
+    model = distributed(sequential, compiled())
+    own = slice(4 * rank(), 4 * rank() + 4)
+    for method in (model.train_on_batch, model.test_on_batch):
+        with pytest.raises(CollectiveMismatchError, match=r"_on_batch of a Keras model.*checksum of array 0"):
+            method(X[own], Y[own])
+
+
+def test_gradients_for_different_variables():
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(1.0)
+    variables = [keras.Variable(numpy.zeros(2, "f4")) for _ in range(2)]
+    optimizer.build(variables)
+    gradient = keras.ops.ones(2)
+
+    def step(*given):
+        optimizer.apply(list(given), variables)
+
+    with pytest.raises(CollectiveMismatchError, match="others None, for variables 0, 1 of those"):
+        strategy.run(step, args=(gradient, None) if rank() == 0 else (None, gradient))
+    strategy.run(step, args=(gradient, None))
+    assert keras.ops.convert_to_numpy(variables[0]).tolist() == [-ranks()] * 2
+    assert not keras.ops.convert_to_numpy(variables[1]).any()
 
 
 def test_epochs_that_differ():

@@ -56,6 +56,15 @@ def test_those_that_run_out_follow_the_others(by_all, order):
     assert_alike(bare, expected)
 
 
+def test_rows_where_ranks_weigh_alike():
+    model = mpidist.torch.DistributedDataParallel(tanh_model())
+    x, y = rows(6)
+    with pytest.raises(ValueError, match="rows=6 is for means weighted by rows, not for join"):
+        with model.join(divide_by_initial_world_size=False):
+            model.rows = len(x)
+            cross_entropy(model(x), y).backward()
+
+
 def test_a_rank_that_had_no_rows_is_as_the_others_afterwards():
     """Its optimizer has made no step yet; hyperparameters are compared from the next steps on."""
     model = mpidist.torch.DistributedDataParallel(tanh_model(), check_every=1)

@@ -84,6 +84,54 @@ def test_sums_of_losses_that_are_divided_by_the_global_batch(kind):
     assert_alike(model, expected)
 
 
+@pytest.mark.parametrize(
+    ("losses", "weights", "expected"),
+    [
+        ((3, 1), [1.0, 2.0, 3.0], 2.0),
+        ((3, 2), [1.0, 2.0, 3.0], 4.0),
+        ((3,), [[1.0], [2.0], [3.0]], 2.0),
+        ((3,), 2.0, 2.0),
+        ((3, 2), [[1.0, 2.0]] * 3, 3.0),
+    ],
+)
+def test_a_weight_for_each_row(losses, weights, expected):
+    given = torch.tensor(weights)
+    assert mpidist.torch.compute_average_loss(torch.ones(losses), given, global_batch_size=3).item() == expected
+
+
+@pytest.mark.parametrize("weights", [(2,), (3, 2), (3, 1, 1)])
+def test_weights_that_do_not_fit(weights):
+    with pytest.raises(ValueError, match="does not fit the losses' .3,."):
+        mpidist.torch.compute_average_loss(torch.ones(3), torch.ones(weights), global_batch_size=3)
+
+
+def test_a_rank_without_rows_may_have_gradients_that_are_no_numbers():
+    """A masked mean of nothing: the others' mean counts."""
+    model = tanh_model()
+    expected = trained_alone(model, OPTIMIZERS["sgd"], batches(1, 12))
+    optimizer = mpidist.torch.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()))
+    (batch,) = batches(1, 12)
+    x, y = part(batch, "empty")
+    optimizer.rows = len(x)
+    loss = cross_entropy(model(x), y)
+    (loss if len(x) else loss * float("nan")).backward()
+    if not len(x):
+        for each in model.parameters():
+            each.grad.fill_(float("nan"))
+    optimizer.step()
+    assert_alike(model, expected)
+
+
+def test_rows_with_a_sum():
+    model = tanh_model()
+    optimizer = mpidist.torch.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), op="sum")
+    x, y = rows(4)
+    optimizer.rows = len(x)
+    with pytest.raises(ValueError, match="rows=4 is for means weighted by rows, not for op='sum'"):
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
 def test_all_begin_with_the_parameters_and_the_state_of_rank_0():
     model = tanh_model(seed=world().rank)
     plain = torch.optim.Adam(model.parameters(), lr=0.1 / (1 + world().rank))

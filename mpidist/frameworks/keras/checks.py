@@ -29,6 +29,27 @@ def require_gradients(model: keras.Model) -> None:
             )
 
 
+def require_no_constraints(model: keras.Model) -> None:
+    """Raise NotImplementedError if Keras would change a variable after each update of it.  Local."""
+    for variable in model.trainable_variables:
+        if getattr(variable, "constraint", None) is not None:
+            raise NotImplementedError(
+                f"the variable {variable.path!r} has a constraint, which optimizers of Keras impose after an update, "
+                "and here an optimizer of mpidist updates. Make it without a constraint, or train with fit under a "
+                "MultiWorkerMirroredStrategy"
+            )
+
+
+def require_no_mask(outputs: Any, who: str) -> None:
+    """Raise NotImplementedError if a loss would divide by the places of its rows that are not masked.  Local."""
+    if any(get_keras_mask(each) is not None for each in keras.tree.flatten(outputs)):
+        raise NotImplementedError(
+            f"{who}: the outputs of a distributed Keras model have a mask, and its loss would divide by the "
+            "places that are not masked on this replica. Let the model return outputs without a mask, and pass "
+            "sample_weight with zeros for masked places"
+        )
+
+
 def require_compiled_optimizer(model: Any, optimizer: Any) -> None:
     """Raise NotImplementedError if a step applies gradients by another optimizer than servers have.  Local."""
     if optimizer is not model.optimizer:
@@ -91,12 +112,7 @@ def loss_arguments(model: Any, replica: ModelReplica, arguments: dict[str, Any])
     """
     predictions = keras.tree.flatten(arguments.get("y_pred"))
     weights = arguments.get("sample_weight")
-    if any(get_keras_mask(each) is not None for each in predictions):
-        raise NotImplementedError(
-            f"{replica.name}: the outputs of a distributed Keras model have a mask, and its loss would divide by the "
-            "places that are not masked on this replica. Let the model return outputs without a mask, and pass "
-            "sample_weight with zeros for masked places"
-        )
+    require_no_mask(predictions, replica.name)
     reductions = reductions_of(model)
     if weights is not None and "mean_with_sample_weight" in reductions:
         raise NotImplementedError(

@@ -42,7 +42,11 @@ def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) 
             f"{replica.name}: gradients are applied inside jax.jit, where they cannot be reduced over the replicas. "
             "Compile the function that computes gradients, and call optimizer.stateless_apply outside of it"
         )
-    results = iter(replica.reduce(ReduceOp.SUM, [numpy.asarray(gradient) for gradient in present]))
+    arrays = [numpy.asarray(gradient) for gradient in present]
+    places = replica.places(gradients, arrays[0].dtype) if arrays else []
+    totals = replica.reduce(ReduceOp.SUM, [*arrays, *places])
+    replica.require_same_places(totals[len(arrays) :], replica.count)
+    results = iter(totals)
     return [None if gradient is None else jnp.asarray(next(results)) for gradient in gradients]
 
 

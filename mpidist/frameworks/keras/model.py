@@ -139,7 +139,8 @@ def _evaluate(
         data = adapter_of(replica, "evaluate", arrays, batch_size, steps)
         of_fit = replica.last_results, replica.last_share
         found = stock(self).evaluate(x=data, return_dict=True, **given)
-        found = metrics.agreed(replica, found, sum(share.own_rows for share in data.handed_out))
+        last = replica.last_share  # whose numbers Keras returns, beside the results of metrics
+        found = metrics.agreed(replica, found, 0 if last is None else last.own_rows)
         replica.last_results, replica.last_share = of_fit
         # Private: the order of metrics
         return found if return_dict else self._flatten_metrics_in_order(found)
@@ -218,6 +219,7 @@ def _on_batch(model: Any, method: Callable[..., Any], arrays: tuple[Any, Any, An
     def run() -> Any:
         checks.require_trainable(model)
         x, y, sample_weight = map(on_host, arrays)
+        facts.compare_arrays(replica, f"{method.__name__} of a Keras model", (x, y, sample_weight), {})
         share = BatchShare.of(rows_of((x, y, sample_weight)), replica.number, replica.count)
         replica.shares.clear()
         replica.shares.append(share)

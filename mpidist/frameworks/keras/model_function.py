@@ -14,6 +14,7 @@ import keras
 import numpy
 
 from mpidist.errors import quoted
+from mpidist.frameworks.keras import checks
 from mpidist.frameworks.keras.classes import is_distributed
 from mpidist.frameworks.keras.kept_metrics import kept_metrics
 from mpidist.frameworks.keras.own_optimizer import own_optimizer
@@ -107,6 +108,7 @@ class KerasModelFunction:
         )
         if isinstance(predictions, (list, tuple, dict)):
             raise NotImplementedError("model_to_estimator converts models with one output; this one has several")
+        checks.require_no_mask(predictions, "model_to_estimator")
         for place, before, now in zip(self._others, given, after, strict=True):
             if now is not before:
                 raise NotImplementedError(
@@ -127,15 +129,23 @@ class KerasModelFunction:
         return self._called(trained, others, features, training=False)[0]
 
 
-class _WeighedLoss(keras.losses.Loss):
-    """The mean of a function of labels and predictions."""
+class _MeanOf(keras.losses.Loss):
+    """The mean of a function of labels and predictions, which get as many axes as each other, as by Keras."""
 
     def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
         super().__init__()
         self._fn = fn
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        return self._fn(y_true, y_pred)
+        return self._fn(_like(y_true, y_pred), _like(y_pred, y_true))
+
+
+def _like(values: Any, other: Any) -> Any:
+    """Return values with an axis of length 1 more or less at their end, where the other ones differ by that alone."""
+    axes = len(other.shape)
+    if len(values.shape) == 1 and axes == 2 and other.shape[-1] == 1:
+        return keras.ops.expand_dims(values, -1)
+    return keras.ops.squeeze(values, -1) if len(values.shape) == axes + 1 > 2 and values.shape[-1] == 1 else values
 
 
 def _mean_loss(given: Any) -> Any:
@@ -144,7 +154,7 @@ def _mean_loss(given: Any) -> Any:
         raise NotImplementedError(f"model_to_estimator converts models with one loss, got {quoted(given)}")
     found = keras.losses.get(given)
     if not isinstance(found, keras.losses.Loss):
-        return _WeighedLoss(found)
+        return _MeanOf(found)
     if found.reduction not in ("sum_over_batch_size", "mean"):
         raise NotImplementedError(
             f"the loss must be a mean over the rows, as with reduction='sum_over_batch_size'; {type(found).__name__} "
@@ -161,8 +171,11 @@ def _require_trainable(model: Any) -> None:
             "The given keras model has not been compiled yet. Please compile the model with `model.compile()` before "
             "calling `model_to_estimator`."
         )
+    if model.get_compile_config().get("loss_weights") is not None:
+        raise NotImplementedError("model_to_estimator takes a loss as it is: compile the model without loss_weights")
     if not model.built or not model.trainable_variables:
         raise ValueError("the model has no weights yet, or none to train: begin it with keras.Input, or call build")
+    checks.require_no_constraints(model)
     if is_distributed(model):
         raise ValueError(
             "the model was made in the scope of a strategy, and trains over all ranks by itself: make it outside, and "

@@ -11,6 +11,7 @@ import numpy
 
 from mpidist import context
 from mpidist.arrays import byte_view
+from mpidist.errors import CollectiveMismatchError
 from mpidist.frameworks.keras.current_step import step_of, stepping
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.replicas import Replicas, replicas_of
@@ -180,6 +181,29 @@ class ModelReplica:
         """Return arrays reduced over the replicas.  Collective, in a replica."""
         results: list[numpy.ndarray] = context.get_replica_context().all_reduce(op, arrays)
         return results
+
+    def places(self, gradients: Sequence[Any], dtype: Any) -> list[numpy.ndarray]:
+        """Return what is reduced with gradients of which some are None, for `require_same_places`.  Local."""
+        has = [gradient is not None for gradient in gradients]
+        return [] if all(has) else [numpy.array(has, dtype)]
+
+    def require_same_places(self, totals: Sequence[numpy.ndarray], of_all: float) -> None:
+        """Raise CollectiveMismatchError, on all ranks, where replicas have gradients for different variables.  Local.
+
+        Parameters
+        ----------
+        totals : sequence of array
+            Of `places`, reduced over the replicas.
+        of_all : number
+            What stands there for a variable of which all replicas have a gradient.
+        """
+        differ = [place for has in totals for place, total in enumerate(has) if total not in (0, of_all)]
+        if differ:
+            raise CollectiveMismatchError(
+                f"{self.name}: some replicas have a gradient, and others None, for variables "
+                f"{', '.join(map(str, differ))} of those that an optimizer of Keras was given (counted from 0): give "
+                "gradients for the same variables on every rank, of zeros where there are none"
+            )
 
     def sum(self, values: Any) -> numpy.ndarray:
         """Return the sums of numbers, a sequence or an array of one axis, over the replicas, float64.  Collective."""

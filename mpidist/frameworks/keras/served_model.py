@@ -207,6 +207,7 @@ def _begun(
     if source is not None:
         source.reset()
     checks.require_gradients(model)
+    checks.require_no_constraints(model)
     if replica.batches_per_step:
         step_parts.require_parts(model, dataset_fn is not None)
     replica.adopt(model)
@@ -443,7 +444,10 @@ class _Totals:
 
     def add(self, result: StepResult) -> None:
         """Count a batch."""
-        self._said[result.worker] = self._last = result
+        self._last = result
+        said = self._said.get(result.worker)
+        if said is None or said.batches < result.batches:  # a batch of a worker that died runs later than it was given
+            self._said[result.worker] = result
 
     def logs(self, are_kept: bool = False) -> dict[str, Any]:
         """Return the results of metrics so far, as Keras gives them; of other numbers what the last batch gave.

@@ -57,8 +57,10 @@ class StepResult(NamedTuple):
 
     worker: str
     """Which worker, and which life of it."""
+    batches: int
+    """How many the worker has computed in this epoch."""
     metrics: list[numpy.ndarray]
-    """What the variables of metrics hold of the worker's batches of this epoch."""
+    """What the variables of metrics hold of these."""
     logs: dict[str, Any]
     """What the step returned."""
     micro_step: int
@@ -94,6 +96,7 @@ class _Worker:
         self._optimizer = training.optimizer
         self._name = uuid.uuid4().hex
         self._epoch: int | None = None
+        self._batches_of_epoch = 0
         self._is_ready = False
         index, count = on_worker.index or 0, on_worker.count or 1
         self._batches = None if training.dataset_fn is None else iter(training.dataset_fn(InputContext(count, index)))
@@ -137,11 +140,12 @@ class _Worker:
             replica.read_steps(model, optimizer)
         if epoch != self._epoch:
             model.reset_metrics()
-            self._epoch = epoch
+            self._epoch, self._batches_of_epoch = epoch, 0
+        self._batches_of_epoch += 1
         logs, part = self._together(data) if replica.batches_per_step else (self._alone(data), None)
         held = [numpy.array(keras.ops.convert_to_numpy(each)) for each in model.metrics_variables]
         logs = {name: _on_host(value) for name, value in metrics.flat(logs).items()}
-        return StepResult(self._name, held, logs, optimizer.micro_step, part)
+        return StepResult(self._name, self._batches_of_epoch, held, logs, optimizer.micro_step, part)
 
     def _alone(self, data: Any) -> dict[str, Any]:
         """Make a step of a batch, which servers apply as it comes; return its logs."""

@@ -47,9 +47,13 @@ def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) 
         arrays = [numpy.zeros_like(array) for array in arrays]
     elif share is not None and op == ReduceOp.SUM and not is_weighted:
         arrays = [array * array.dtype.type(share.weight) for array in arrays]
-    results = _with_vote(replica, op, arrays + watched.given(replica, changed) if changed else arrays)
+    places = replica.places(gradients, arrays[0].dtype) if arrays else []
+    state = watched.given(replica, changed) if changed else []
+    results = _with_vote(replica, op, [*arrays, *places, *state])
+    after = len(present) + len(places)
+    replica.require_same_places(results[len(present) : after], 1 if op == ReduceOp.MEAN else replica.count)
     if changed:
-        watched.settle(changed, results[len(present) :])
+        watched.settle(changed, results[after:])
     pairs = zip(results[: len(present)], present, strict=True)
     left = iter([torch.from_numpy(result).to(tensor.dtype) for result, tensor in pairs])
     return [None if gradient is None else next(left) for gradient in gradients]

@@ -72,7 +72,7 @@ def compute_average_loss(
     per_example_loss : tensor, shape (rows, ...)
         As of a loss function with ``reduction="none"``; there may be no rows.
     sample_weight : tensor, optional
-        What each loss is multiplied by.
+        What each loss is multiplied by.  With fewer dimensions than the losses it is one weight for each row.
     global_batch_size : int, optional
         By default the rows of all replicas.
 
@@ -84,7 +84,7 @@ def compute_average_loss(
     Raises
     ------
     ValueError
-        A scalar loss, or a global batch of no rows.
+        A scalar loss, a global batch of no rows, or weights that do not fit the losses.
     """
     if per_example_loss.dim() == 0:
         raise ValueError("compute_average_loss takes a loss for each example: a loss function with reduction='none'")
@@ -94,8 +94,25 @@ def compute_average_loss(
         global_batch_size = int(rows[0])
     if global_batch_size < 1:
         raise ValueError(f"global_batch_size={global_batch_size}: it is 1 or more")
-    weighted = per_example_loss if sample_weight is None else per_example_loss * sample_weight
+    weighted = per_example_loss if sample_weight is None else _weighted(per_example_loss, sample_weight)
     return weighted.sum() / global_batch_size
+
+
+def _weighted(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return losses times weights, one for each row where they have fewer dimensions."""
+    given = weights = torch.as_tensor(weights, device=losses.device)
+    if weights.dim() == losses.dim() + 1 and weights.shape[-1] == 1:
+        weights = weights.squeeze(-1)
+    if 0 < weights.dim() < losses.dim():
+        weights = weights.reshape(*weights.shape, *[1] * (losses.dim() - weights.dim()))
+    fits = weights.dim() <= losses.dim() and all(
+        own in (1, theirs) for own, theirs in zip(weights.shape, losses.shape, strict=False)
+    )
+    if not fits:
+        raise ValueError(
+            f"sample_weight has shape {tuple(given.shape)}, which does not fit the losses' {tuple(losses.shape)}"
+        )
+    return losses * weights
 
 
 def _names_of(modules: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]] | None:

@@ -155,7 +155,10 @@ class GradientList:
             found.append(array_of(self._flat(number, gradient)))
         if scale is not None:
             for each in found:
-                numpy.multiply(each, scale, out=each)
+                if scale:
+                    numpy.multiply(each, scale, out=each)
+                else:
+                    each.fill(0)  # a rank without rows may have gradients that are no numbers
         return found
 
     def _device_arrays(self, scale: float | None) -> list[Any]:
@@ -164,7 +167,7 @@ class GradientList:
         tensors = [self._flat(number, self.parameters[number].grad) for number in self._dense]
         if scale is not None:
             for each in tensors:
-                each.mul_(scale)
+                each.mul_(scale) if scale else each.zero_()
         return [self._array(number, each) for number, each in zip(self._dense, tensors, strict=True)]
 
     def _array(self, number: int, tensor: torch.Tensor) -> Any:
@@ -233,7 +236,8 @@ class GradientList:
         gradient = parameter.grad
         rows = _rows_of(parameter, gradient if number in self.sparse or _is_sparse(gradient) else None)
         if scale is not None:
-            rows = rows.with_values(rows.values * rows.dtype.type(scale))
+            weighed = rows.values * rows.dtype.type(scale) if scale else numpy.zeros_like(rows.values)
+            rows = rows.with_values(weighed)
         rows = self._replicas.reduce_rows(op, rows)
         total = _sparse_tensor(parameter, rows)
         if number not in self.sparse:

@@ -87,6 +87,10 @@ class Twins(keras.layers.Layer):
         return inputs @ self.one + 2 * (inputs @ self.other)
 
 
+def within_bounds():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
+
+
 def twins():
     return keras.Sequential([keras.Input((4,)), Twins()])
 
@@ -142,6 +146,8 @@ def alone(folder):
     with strategy.scope():
         models = [compiled(make, optimizer()) for make, optimizer, _ in CASES]
         others = [compiled(plain, "adam") for _ in ACTS]
+        bounded = compiled(within_bounds, "sgd")
+    refused(lambda: bounded.fit(X, Y), NotImplementedError, "kernel' has a constraint")
     for model, (make, optimizer, options) in zip(models, CASES, strict=True):
         history = fitted(model, options)
         expected = compiled(make, optimizer())
