@@ -11,7 +11,6 @@ pushed last: see `PlanCache`.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from operator import itemgetter
@@ -228,13 +227,7 @@ class Client:
     # -- gradients ----------------------------------------------------------------------------------------------------
 
     @_asks
-    def push(
-        self,
-        optimizer: int,
-        pairs: Sequence[tuple[Key, Any]],
-        learning_rate: float | None = None,
-        scale: float = 1.0,
-    ) -> None:
+    def push(self, optimizer: int, pairs: Sequence[tuple[Key, Any]], scale: float = 1.0) -> None:
         """Have gradients applied as one step of an optimizer, by this process or by servers, which are not waited for.
 
         Ends the snapshot.
@@ -244,16 +237,9 @@ class Client:
         if kinds - _KNOWN_KINDS:
             gradients = [each if isinstance(each, IndexedSlices) else arrays.to_array(each) for each in gradients]
         planned = self.planned(keys, gradients, IndexedSlices in kinds)
-        self.push_planned(optimizer, planned, gradients, math.nan if learning_rate is None else learning_rate, scale)
+        self.push_planned(optimizer, planned, gradients, scale)
 
-    def push_planned(
-        self,
-        optimizer: int,
-        planned: PlannedList,
-        gradients: Sequence[Any],
-        rate: float = math.nan,
-        scale: float = 1.0,
-    ) -> None:
+    def push_planned(self, optimizer: int, planned: PlannedList, gradients: Sequence[Any], scale: float = 1.0) -> None:
         """Do what `push` does, with arrays and slices for the list that `planned` has just returned."""
         self._plans.lists.use(planned)
         if not self._in_step:
@@ -266,8 +252,8 @@ class Client:
                 end.settle(optimizer, part)
         for end, part in planned.parts:
             chosen = part.chosen(gradients)
-            if not end.apply(optimizer, part, chosen, rate, scale):
-                end.push(optimizer, part, chosen, gradients, rate, scale)
+            if not end.apply(optimizer, part, chosen, scale):
+                end.push(optimizer, part, chosen, gradients, scale)
         self._in_step = not self._clocks
         self.refresh()
 

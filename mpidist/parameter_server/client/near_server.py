@@ -87,8 +87,8 @@ class NearServer(ServerEnd):
             fence()
             self.steps = words[Ledger.steps_word(0) : Ledger.steps_word(LEDGER_OPTIMIZERS)].tolist()
 
-    def apply(self, optimizer: int, part: PushPart, gradients: Sequence[Any], rate: float, scale: float) -> bool:
-        return self._direct is not None and self._direct.push(optimizer, part, gradients, rate, scale)
+    def apply(self, optimizer: int, part: PushPart, gradients: Sequence[Any], scale: float) -> bool:
+        return self._direct is not None and self._direct.push(optimizer, part, gradients, scale)
 
     def settle(self, optimizer: int, part: PushPart) -> None:
         if self._direct is not None:

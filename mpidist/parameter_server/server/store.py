@@ -6,7 +6,6 @@ operation are *tables*: each has memory of its own, is changed in place, and is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -256,14 +255,7 @@ class Store:
             found = self.plans[plan] = Planned(plan)
         return found
 
-    def push(
-        self,
-        number: int,
-        planned: Planned,
-        pushed: Sequence[tuple[Sequence[int], Any]],
-        learning_rate: float,
-        scale: float,
-    ) -> None:
+    def push(self, number: int, planned: Planned, pushed: Sequence[tuple[Sequence[int], Any]], scale: float) -> None:
         """Apply the mean of some gradients for the same variables as one step of an optimizer.
 
         Shapes and row numbers are checked before anything is changed.  If the optimizer's rule itself raises, what it
@@ -278,7 +270,7 @@ class Store:
         if len(pushed) > 1:
             payload = target.mean_of([each for _, each in pushed])
         tables = target.tables_in(payload) + rows
-        rate = optimizer.optimizer.learning_rate if math.isnan(learning_rate) else learning_rate
+        rate = optimizer.optimizer.learning_rate
         begun: list[Key] = []
         copy = -1
         try:

@@ -389,18 +389,17 @@ def test_state_goes_from_one_job_to_another(far):
         numpy.testing.assert_array_equal(got, expected)
 
 
-def test_a_push_may_have_its_own_learning_rate_and_scale():
+def test_a_push_may_have_its_own_scale_and_takes_the_rate_that_holds():
     def job(client):
         client.create(spec(0, (2,)), 0, numpy.zeros(2))
         optimizer = client.register_optimizer(SGD(1.0))
-        client.push(optimizer, [((0, 0), numpy.ones(2))], learning_rate=0.25)
         client.push(optimizer, [((0, 0), numpy.ones(2))], scale=0.5)
-        assert client.value((0, 0)).tolist() == [-0.75, -0.75]
+        assert client.value((0, 0)).tolist() == [-0.5, -0.5]
         client.set_learning_rate(optimizer, 2)
-        assert client.learning_rate(optimizer) == 2
+        assert client.optimizer_state(optimizer)["learning_rate"] == 2
         client.set_learning_rate(optimizer, mpidist.optimizers.schedules.ExponentialDecay(3.0, 1, 1.0))
         client.push(optimizer, [((0, 0), numpy.ones(2))])
-        assert client.value((0, 0)).tolist() == [-3.75, -3.75]
+        assert client.value((0, 0)).tolist() == [-3.5, -3.5]
 
     run(1, job)
 
