@@ -215,15 +215,6 @@ class Client:
             return self._ends[number].version(key)
         return self._tables[key][1]
 
-    @_asks
-    def versions(self) -> dict[Key, int]:
-        """Return how often each variable has been changed by now."""
-        found: dict[Key, int] = {}
-        for end in self.servers:
-            answer, _ = end.ask("versions")
-            found.update({(number, shard): version for number, shard, version in answer["versions"]})
-        return found
-
     # -- gradients ----------------------------------------------------------------------------------------------------
 
     @_asks
@@ -292,18 +283,12 @@ class Client:
             end.ask("iterations", number=number, value=value)
 
     @_asks
-    def learning_rate(self, number: int) -> float:
-        """Return the learning rate of an optimizer's next step."""
-        answers = [end.ask("rate", number=number, value=None)[0] for end in self.servers]
-        return max(answers, key=lambda answer: answer["iterations"])["value"]
-
-    @_asks
     def set_learning_rate(self, number: int, value: LearningRate) -> None:
         """Set the learning rate of an optimizer from the next push on: a number, or a function of its steps."""
         if callable(value):
             schedule = numpy.frombuffer(pickled(value), numpy.uint8)
             for end in self.servers:
-                end.ask("rate", schedule, number=number, value=None)
+                end.ask("rate", schedule, number=number)
         else:
             for end in self.servers:
                 end.set_rate(number, float(value))

@@ -234,7 +234,7 @@ class ServerEnd:
 
     def iterations(self, optimizer: int) -> int:
         """Return the steps of an optimizer, this client's pushes included; KeyError if the server has none such."""
-        return self.ask("rate", number=optimizer, value=None)[0]["iterations"]
+        return self.ask("iterations", number=optimizer, value=None)[0]["iterations"]
 
     def forget(self) -> None:
         """Give back what is of no more use when the server is gone."""

@@ -175,15 +175,6 @@ class Store:
             return self.variables[key].storage
         return self.buffers.views(self.buffers.current)[key]
 
-    def versions(self) -> dict[Key, int]:
-        """Return how often each variable was changed."""
-        found = dict.fromkeys(self._fresh, 0)
-        found.update({key: self._table_versions[key] for key in self._tables})
-        specs = self.buffers.layout.specs
-        versions = self.buffers.versions[self.buffers.current]
-        found.update(zip((spec.key for spec in specs), versions.tolist(), strict=True))
-        return found
-
     def version(self, key: Key) -> int:
         """Return how often a variable was changed."""
         if key in self._tables:
