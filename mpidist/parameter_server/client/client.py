@@ -295,10 +295,7 @@ class Client:
 
     @_asks
     def optimizer_state(self, number: int) -> dict[str, Any]:
-        """Return an optimizer's steps and settings, and its slots as ``"variable/shard/slot"`` to new arrays.
-
-        ``"met"`` has the keys of its variables in the order in which they were first updated, server by server.
-        """
+        """Return an optimizer's steps and settings, and its slots as ``"variable/shard/slot"`` to new arrays."""
         found: dict[str, Any] = {}
         for end in self.servers:
             answer, memory = end.ask("state", number=number)

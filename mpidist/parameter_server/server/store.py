@@ -66,9 +66,8 @@ class Planned:
     """A plan, and what is known of it here.  Made by `Store.planned`, and kept by whoever pushes by it."""
 
     def __init__(self, plan: PushPlan) -> None:
-        self.plan = self.key = plan
+        self.plan = plan
         self.targets: dict[int, _Target] = {}
-        self.nbytes, self.last_call = plan.own_nbytes, 0
 
 
 class Store:
