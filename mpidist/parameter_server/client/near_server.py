@@ -8,8 +8,8 @@ from typing import Any
 
 from mpidist.parameter_server.client.direct import Direct
 from mpidist.parameter_server.client.part import PushPart
-from mpidist.parameter_server.client.reader import Reader
 from mpidist.parameter_server.client.server_end import ServerEnd
+from mpidist.parameter_server.copies import Reader
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
 from mpidist.parameter_server.ledger import LEDGER_OPTIMIZERS, Ledger
 from mpidist.parameter_server.write_lock import WriteLock
