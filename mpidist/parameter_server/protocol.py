@@ -33,7 +33,7 @@ class Kind(enum.IntEnum):
 
 
 #: A push's header without its counts: kind, then the fields of `PushHeader`.
-PUSH = struct.Struct("<BxHIqdd")
+PUSH = struct.Struct("<BxHIqd")
 
 
 #: The kinds of each step as plain numbers, which compare in half the time.
@@ -46,23 +46,22 @@ class PushHeader(NamedTuple):
     optimizer: int
     plan: int
     iteration: int
-    learning_rate: float
     scale: float
     counts: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
         """Return the header's bytes."""
-        optimizer, plan, iteration, learning_rate, scale, counts = self
-        fixed = PUSH.pack(PUSH_KIND, optimizer, plan, iteration, learning_rate, scale)
+        optimizer, plan, iteration, scale, counts = self
+        fixed = PUSH.pack(PUSH_KIND, optimizer, plan, iteration, scale)
         return fixed + struct.pack(f"<{len(counts)}q", *counts) if counts else fixed
 
     @classmethod
     def unpack(cls, header: bytes) -> PushHeader:
         """Return what `pack` packed."""
-        _, optimizer, plan, iteration, learning_rate, scale = PUSH.unpack_from(header)
+        _, optimizer, plan, iteration, scale = PUSH.unpack_from(header)
         rest = len(header) - PUSH.size
         counts = struct.unpack_from(f"<{rest // 8}q", header, PUSH.size) if rest else ()
-        return cls(optimizer, plan, iteration, learning_rate, scale, counts)
+        return cls(optimizer, plan, iteration, scale, counts)
 
 
 def pack(kind: Kind, content: Any) -> bytes:

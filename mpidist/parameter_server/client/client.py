@@ -11,7 +11,6 @@ pushed last: see `PlanCache`.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from operator import itemgetter
@@ -216,25 +215,10 @@ class Client:
             return self._ends[number].version(key)
         return self._tables[key][1]
 
-    @_asks
-    def versions(self) -> dict[Key, int]:
-        """Return how often each variable has been changed by now."""
-        found: dict[Key, int] = {}
-        for end in self.servers:
-            answer, _ = end.ask("versions")
-            found.update({(number, shard): version for number, shard, version in answer["versions"]})
-        return found
-
     # -- gradients ----------------------------------------------------------------------------------------------------
 
     @_asks
-    def push(
-        self,
-        optimizer: int,
-        pairs: Sequence[tuple[Key, Any]],
-        learning_rate: float | None = None,
-        scale: float = 1.0,
-    ) -> None:
+    def push(self, optimizer: int, pairs: Sequence[tuple[Key, Any]], scale: float = 1.0) -> None:
         """Have gradients applied as one step of an optimizer, by this process or by servers, which are not waited for.
 
         Ends the snapshot.
@@ -244,16 +228,9 @@ class Client:
         if kinds - _KNOWN_KINDS:
             gradients = [each if isinstance(each, IndexedSlices) else arrays.to_array(each) for each in gradients]
         planned = self.planned(keys, gradients, IndexedSlices in kinds)
-        self.push_planned(optimizer, planned, gradients, math.nan if learning_rate is None else learning_rate, scale)
+        self.push_planned(optimizer, planned, gradients, scale)
 
-    def push_planned(
-        self,
-        optimizer: int,
-        planned: PlannedList,
-        gradients: Sequence[Any],
-        rate: float = math.nan,
-        scale: float = 1.0,
-    ) -> None:
+    def push_planned(self, optimizer: int, planned: PlannedList, gradients: Sequence[Any], scale: float = 1.0) -> None:
         """Do what `push` does, with arrays and slices for the list that `planned` has just returned."""
         self._plans.lists.use(planned)
         if not self._in_step:
@@ -266,8 +243,8 @@ class Client:
                 end.settle(optimizer, part)
         for end, part in planned.parts:
             chosen = part.chosen(gradients)
-            if not end.apply(optimizer, part, chosen, rate, scale):
-                end.push(optimizer, part, chosen, gradients, rate, scale)
+            if not end.apply(optimizer, part, chosen, scale):
+                end.push(optimizer, part, chosen, gradients, scale)
         self._in_step = not self._clocks
         self.refresh()
 
@@ -306,28 +283,19 @@ class Client:
             end.ask("iterations", number=number, value=value)
 
     @_asks
-    def learning_rate(self, number: int) -> float:
-        """Return the learning rate of an optimizer's next step."""
-        answers = [end.ask("rate", number=number, value=None)[0] for end in self.servers]
-        return max(answers, key=lambda answer: answer["iterations"])["value"]
-
-    @_asks
     def set_learning_rate(self, number: int, value: LearningRate) -> None:
         """Set the learning rate of an optimizer from the next push on: a number, or a function of its steps."""
         if callable(value):
             schedule = numpy.frombuffer(pickled(value), numpy.uint8)
             for end in self.servers:
-                end.ask("rate", schedule, number=number, value=None)
+                end.ask("rate", schedule, number=number)
         else:
             for end in self.servers:
                 end.set_rate(number, float(value))
 
     @_asks
     def optimizer_state(self, number: int) -> dict[str, Any]:
-        """Return an optimizer's steps and settings, and its slots as ``"variable/shard/slot"`` to new arrays.
-
-        ``"met"`` has the keys of its variables in the order in which they were first updated, server by server.
-        """
+        """Return an optimizer's steps and settings, and its slots as ``"variable/shard/slot"`` to new arrays."""
         found: dict[str, Any] = {}
         for end in self.servers:
             answer, memory = end.ask("state", number=number)

@@ -52,7 +52,7 @@ class Direct:
         #: Where the gradients of any list are packed, one list at a time.
         self._packed = numpy.empty(0, numpy.uint8)
 
-    def push(self, number: int, part: PushPart, gradients: Sequence[Any], rate: float, scale: float) -> bool:
+    def push(self, number: int, part: PushPart, gradients: Sequence[Any], scale: float) -> bool:
         """Apply gradients as one step of an optimizer; return False, with nothing done, if the server is to do it."""
         update = self.settle(number, part)
         if update is None:
@@ -62,7 +62,7 @@ class Direct:
         else:
             payload = self._packed
             part.pack(gradients, payload)
-        done = self._lock.holding(self._apply, update, payload, rate, scale)
+        done = self._lock.holding(self._apply, update, payload, scale)
         self._pushes += 1
         if part.nbytes > _LOOK_BYTES or not self._pushes % _LOOK_PUSHES:
             self._server.look()
@@ -102,16 +102,15 @@ class Direct:
         words = self._words
         return words[_LAYOUT] == self._layout and words[_RULES] == self._rules and not words[_TORN]
 
-    def _apply(self, update: Update, payload: Any, rate: float, scale: float) -> bool:
+    def _apply(self, update: Update, payload: Any, scale: float) -> bool:
         if not self._is_up_to_date():
             return False
         words, served = self._words, update.served
         steps = served.steps_word
+        rate = self._reals[served.rate_real]
         if rate != rate:  # NaN
-            rate = self._reals[served.rate_real]
-            if rate != rate:
-                served.optimizer.iterations = words[steps]
-                rate = served.optimizer.learning_rate
+            served.optimizer.iterations = words[steps]
+            rate = served.optimizer.learning_rate
         if not update.is_empty:
             copy = update.write(payload, rate, scale, words[steps], payload is self._packed)
             if copy < 0:

@@ -152,12 +152,10 @@ class GroupClient:
         self._first(lambda client: client.register_optimizer(optimizer, number))
         return number
 
-    def push(
-        self, number: int, pairs: Sequence[tuple[Key, Any]], learning_rate: float | None = None, scale: float = 1.0
-    ) -> None:
+    def push(self, number: int, pairs: Sequence[tuple[Key, Any]], scale: float = 1.0) -> None:
         """Send gradients, which are sums over the worker's ranks.  Local: only the first does something."""
         if self._client is not None:
-            self._client.push(number, pairs, learning_rate, scale)
+            self._client.push(number, pairs, scale)
         self._is_stale = True
 
     def flush(self) -> None:

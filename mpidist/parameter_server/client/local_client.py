@@ -66,7 +66,7 @@ class _LocalServer(ServerEnd):
         return content, numpy.array(arrays[0]) if arrays else None
 
     def push(
-        self, optimizer: int, part: PushPart, chosen: Sequence[Any], gradients: Sequence[Any], rate: float, scale: float
+        self, optimizer: int, part: PushPart, chosen: Sequence[Any], gradients: Sequence[Any], scale: float
     ) -> None:
         rows = [gradients[place].coalesced() for place in part.sparse]
         counts = tuple(len(each.indices) for each in rows)
@@ -76,7 +76,7 @@ class _LocalServer(ServerEnd):
             self.views.clear()
         part.pack(chosen, self._memory)
         part.pack_rows(rows, counts, self._memory)
-        self.store.push(optimizer, self._peer.plans[part.number], [(counts, self._memory)], rate, scale)
+        self.store.push(optimizer, self._peer.plans[part.number], [(counts, self._memory)], scale)
 
     def flush(self) -> None:
         """Do nothing: every push is applied at once."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from mpidist.parameter_server.client.direct import Direct
 from mpidist.parameter_server.client.part import PushPart
-from mpidist.parameter_server.client.reader import Reader
 from mpidist.parameter_server.client.server_end import ServerEnd
+from mpidist.parameter_server.copies import Reader
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
 from mpidist.parameter_server.ledger import LEDGER_OPTIMIZERS, Ledger
 from mpidist.parameter_server.write_lock import WriteLock
@@ -87,8 +87,8 @@ class NearServer(ServerEnd):
             fence()
             self.steps = words[Ledger.steps_word(0) : Ledger.steps_word(LEDGER_OPTIMIZERS)].tolist()
 
-    def apply(self, optimizer: int, part: PushPart, gradients: Sequence[Any], rate: float, scale: float) -> bool:
-        return self._direct is not None and self._direct.push(optimizer, part, gradients, rate, scale)
+    def apply(self, optimizer: int, part: PushPart, gradients: Sequence[Any], scale: float) -> bool:
+        return self._direct is not None and self._direct.push(optimizer, part, gradients, scale)
 
     def settle(self, optimizer: int, part: PushPart) -> None:
         if self._direct is not None:

@@ -84,7 +84,7 @@ class PushPart:
         if self._is_all and len(dense) > 1 and len(wide) == 1 and self._lost[0] is None:
             self._rows = Rows.like(self._shapes)
         # What the last header says, which most of them say again.
-        self._said: tuple[int, int, float, float] | None = None
+        self._said: tuple[int, int, float] | None = None
         self._header = b""
 
     def __del__(self) -> None:
@@ -105,13 +105,13 @@ class PushPart:
                 if gradient.shape != spec.shape:
                     raise ValueError(f"a gradient of shape {gradient.shape} was pushed for {spec}")
 
-    def header(self, optimizer: int, seen: int, rate: float, scale: float, counts: tuple[int, ...] = ()) -> bytes:
+    def header(self, optimizer: int, seen: int, scale: float, counts: tuple[int, ...] = ()) -> bytes:
         """Return the header of a push."""
         if counts:
-            return PushHeader(optimizer, self.number, seen, rate, scale, counts).pack()
-        said = (optimizer, seen, rate, scale)
+            return PushHeader(optimizer, self.number, seen, scale, counts).pack()
+        said = (optimizer, seen, scale)
         if said != self._said:
-            self._said, self._header = said, PushHeader(optimizer, self.number, seen, rate, scale).pack()
+            self._said, self._header = said, PushHeader(optimizer, self.number, seen, scale).pack()
         return self._header
 
     def is_as_pushed(self, gradient: Any) -> bool:

@@ -110,7 +110,7 @@ class ServedUpdates(Updates):
                 for gradient, variable in zip(gradients, variables, strict=True)
                 for part in variable.pushed(gradient)
             ]
-        self._client.push(self._number, pairs, None, scale)
+        self._client.push(self._number, pairs, scale)
         if all(type(variable) is ServedVariable for variable in variables) and isinstance(self._client, Client):
             self._known.appendleft(_Again(self._client, tuple(variables)))
 
@@ -129,7 +129,7 @@ class ServedUpdates(Updates):
         if client.guard is not None:  # its lists may be void by the time they are pushed
             return False
         planned = known.planned() or known.look_up(gradients)
-        client.push_planned(self._number, planned, gradients, scale=factor)
+        client.push_planned(self._number, planned, gradients, factor)
         return True
 
     def _known_as(self, variables: Sequence[Any]) -> _Again | None:

@@ -105,7 +105,7 @@ class ServerEnd:
         self.views.pop(number, None)
 
     def push(
-        self, optimizer: int, part: PushPart, chosen: Sequence[Any], gradients: Sequence[Any], rate: float, scale: float
+        self, optimizer: int, part: PushPart, chosen: Sequence[Any], gradients: Sequence[Any], scale: float
     ) -> None:
         """Send a push; does not wait for it to be applied."""
         seen = self.steps_of(optimizer) if self.gathers else 0
@@ -117,9 +117,9 @@ class ServerEnd:
         if rows:
             part.pack_rows(rows, counts, area.array)
         self.pushed += 1
-        self.connection.send(part.header(optimizer, seen, rate, scale, counts), area, nbytes)
+        self.connection.send(part.header(optimizer, seen, scale, counts), area, nbytes)
 
-    def apply(self, optimizer: int, part: PushPart, gradients: Sequence[Any], rate: float, scale: float) -> bool:
+    def apply(self, optimizer: int, part: PushPart, gradients: Sequence[Any], scale: float) -> bool:
         """Do what a push would have the server do; return False, with nothing done, where a push is needed."""
         return False
 
@@ -234,7 +234,7 @@ class ServerEnd:
 
     def iterations(self, optimizer: int) -> int:
         """Return the steps of an optimizer, this client's pushes included; KeyError if the server has none such."""
-        return self.ask("rate", number=optimizer, value=None)[0]["iterations"]
+        return self.ask("iterations", number=optimizer, value=None)[0]["iterations"]
 
     def forget(self) -> None:
         """Give back what is of no more use when the server is gone."""

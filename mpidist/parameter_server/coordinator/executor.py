@@ -20,7 +20,7 @@ from mpidist.parameter_server.coordinator.conversation import Conversation, Topi
 from mpidist.parameter_server.coordinator.failures import Failure
 from mpidist.parameter_server.coordinator.functions import NotHere
 from mpidist.parameter_server.coordinator.packed import packed, unpacked
-from mpidist.parameter_server.coordinator.values import on_worker
+from mpidist.parameter_server.coordinator.values import Failed, on_worker
 
 #: Results of these types never change, and are sent all together; others are pickled before the next call begins.
 _PLAIN = frozenset(
@@ -243,20 +243,13 @@ class FunctionExecutor:
             self._made[number] = make()
         except Exception as error:  # noqa: BLE001 - it is the user's function that makes it
             error.__notes__ = [*getattr(error, "__notes__", ()), f"in making {what}"]
-            self._made[number] = _Unmade(error)
+            self._made[number] = Failed(error)
 
     def _made_here(self, number: int) -> Any:
         made = self._made[number]
-        if type(made) is _Unmade:
+        if type(made) is Failed:
             raise made.error
         return made
-
-
-class _Unmade:
-    """In place of a data set or iterator that could not be made."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
 
 
 class _WorkerIterator:

@@ -26,7 +26,7 @@ _OUTSIDE = (
 
 
 class Failed:
-    """In place of the result of a function that raised, or was cancelled."""
+    """In place of what a function returns: it raised, or was cancelled."""
 
     __slots__ = ("error",)
 

@@ -68,7 +68,7 @@ class Pushes:
                 self._gather(peer, header, message, plan)
                 return
             payload = ((header.counts, message.payload),)
-            self._store.push(header.optimizer, plan, payload, header.learning_rate, header.scale)
+            self._store.push(header.optimizer, plan, payload, header.scale)
         except TransportError:
             raise
         except NoCopy:
@@ -110,7 +110,7 @@ class Pushes:
             first = ready[0].header
             try:
                 pushed = [(push.header.counts, push.message.payload) for push in ready]
-                self._store.push(first.optimizer, ready[0].plan, pushed, first.learning_rate, first.scale)
+                self._store.push(first.optimizer, ready[0].plan, pushed, first.scale)
             except NoCopy:
                 self._is_short()
                 return done

@@ -50,8 +50,8 @@ class Requests:
             return self._store.is_laid_out
         if verb == "lookup":
             return self._store.is_table(_key(request))
-        if verb == "rate":
-            return request["value"] is None and "array" not in request
+        if verb == "iterations":
+            return request["value"] is None
         return verb in _READS
 
     def _on_hello(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
@@ -117,9 +117,6 @@ class Requests:
         rows = array[8 * count :].view(spec.dtype).reshape(count, *spec.shape[1:])
         self._store.scatter(spec.key, request["how"], indices, rows)
         return ({},)
-
-    def _on_versions(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
-        return ({"versions": [[*key, version] for key, version in self._store.versions().items()]},)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -188,9 +185,11 @@ class Requests:
 
     def _on_iterations(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(peer)
-        self._optimizer(request).optimizer.iterations = request["value"]
-        self._progress.show_steps(request["number"])
-        return ({},)
+        optimizer = self._optimizer(request).optimizer
+        if request["value"] is not None:
+            optimizer.iterations = request["value"]
+            self._progress.show_steps(request["number"])
+        return ({"iterations": optimizer.iterations},)
 
     def _on_rate(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(peer)
@@ -198,10 +197,10 @@ class Requests:
         if array is not None:
             optimizer.learning_rate = pickle.loads(bytes(array))
             self._progress.show_rule(request["number"])
-        elif request["value"] is not None:
+        else:
             optimizer.learning_rate = request["value"]
             self._progress.show_rate(request["number"])
-        return ({"value": optimizer.learning_rate, "iterations": optimizer.iterations},)
+        return ({},)
 
     def _optimizer(self, request: dict[str, Any]) -> StoredOptimizer:
         try:
@@ -216,7 +215,7 @@ class Requests:
 
 
 #: Requests that need no lock: those that change nothing, and `create`, whose variable nobody sees yet.
-_READS = frozenset(("hello", "create", "pull", "step", "flush", "read", "versions", "plan", "state"))
+_READS = frozenset(("hello", "create", "pull", "step", "flush", "read", "plan", "state"))
 
 
 def _key(request: dict[str, Any]) -> Key:

@@ -6,7 +6,6 @@ operation are *tables*: each has memory of its own, is changed in place, and is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +66,8 @@ class Planned:
     """A plan, and what is known of it here.  Made by `Store.planned`, and kept by whoever pushes by it."""
 
     def __init__(self, plan: PushPlan) -> None:
-        self.plan = self.key = plan
+        self.plan = plan
         self.targets: dict[int, _Target] = {}
-        self.nbytes, self.last_call = plan.own_nbytes, 0
 
 
 class Store:
@@ -176,15 +174,6 @@ class Store:
             return self.variables[key].storage
         return self.buffers.views(self.buffers.current)[key]
 
-    def versions(self) -> dict[Key, int]:
-        """Return how often each variable was changed."""
-        found = dict.fromkeys(self._fresh, 0)
-        found.update({key: self._table_versions[key] for key in self._tables})
-        specs = self.buffers.layout.specs
-        versions = self.buffers.versions[self.buffers.current]
-        found.update(zip((spec.key for spec in specs), versions.tolist(), strict=True))
-        return found
-
     def version(self, key: Key) -> int:
         """Return how often a variable was changed."""
         if key in self._tables:
@@ -256,14 +245,7 @@ class Store:
             found = self.plans[plan] = Planned(plan)
         return found
 
-    def push(
-        self,
-        number: int,
-        planned: Planned,
-        pushed: Sequence[tuple[Sequence[int], Any]],
-        learning_rate: float,
-        scale: float,
-    ) -> None:
+    def push(self, number: int, planned: Planned, pushed: Sequence[tuple[Sequence[int], Any]], scale: float) -> None:
         """Apply the mean of some gradients for the same variables as one step of an optimizer.
 
         Shapes and row numbers are checked before anything is changed.  If the optimizer's rule itself raises, what it
@@ -278,7 +260,7 @@ class Store:
         if len(pushed) > 1:
             payload = target.mean_of([each for _, each in pushed])
         tables = target.tables_in(payload) + rows
-        rate = optimizer.optimizer.learning_rate if math.isnan(learning_rate) else learning_rate
+        rate = optimizer.optimizer.learning_rate
         begun: list[Key] = []
         copy = -1
         try:

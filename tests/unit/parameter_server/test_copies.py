@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.parameter_server.client.reader import Reader
-from mpidist.parameter_server.copies import Buffers, NoCopy, OwnSlotCopies, SlotCopies, Variables
+from mpidist.parameter_server.copies import Buffers, NoCopy, OwnSlotCopies, Reader, SlotCopies, Variables
 from mpidist.parameter_server.layout import Layout, VariableSpec
 from mpidist.parameter_server.ledger import Ledger
 from mpidist.runtime import shared_memory

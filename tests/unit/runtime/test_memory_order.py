@@ -7,7 +7,6 @@ import numpy
 import pytest
 
 from mpidist.parameter_server import copies
-from mpidist.parameter_server.client import reader as readers
 from mpidist.runtime import board, control
 from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
@@ -54,7 +53,7 @@ class Words:
 def log(monkeypatch):
     found = []
     monkeypatch.setattr(control, "needs_fence", True)
-    for module in (board, control, node_memory, shared, copies, readers):
+    for module in (board, control, node_memory, shared, copies):
         for name in ("fence", "full_fence"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda name=name: found.append(name))
@@ -136,7 +135,7 @@ def test_an_area_is_filled_again_behind_the_look_whether_it_is_busy(log):
 
 
 def test_a_copy_of_a_server_is_read_behind_the_second_look(log):
-    reader = object.__new__(readers.Reader)
+    reader = object.__new__(copies.Reader)
     words = numpy.zeros(64, numpy.int64)
     words[copies._CURRENT] = 1
     reader._words, reader._pin = Words(words, log), 9
