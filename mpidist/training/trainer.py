@@ -395,7 +395,8 @@ class Trainer:
         """Make the steps of an epoch; return whether it came to its end, rather than to that of the training."""
         position = self._position
         if not position.is_in_epoch:
-            self._reset([self._loss, *self.metrics])
+            for metric in (self._loss, *self.metrics):
+                metric.reset_state()
         begin_hooks, end_hooks = called.hooks("on_train_batch_begin"), called.hooks("on_train_batch_end")
         run, train_on = self.strategy.run, self._train_on
         self._step.own_time.begin()
@@ -468,7 +469,8 @@ class Trainer:
         """Return loss and metrics over all rows.  Collective."""
         metrics = [self._loss, *self.metrics]
         kept = [{name: sums.copy() for name, sums in metric.sums.items()} for metric in metrics]
-        self._reset(metrics)
+        for metric in metrics:
+            metric.reset_state()
         called.call("on_test_begin", {})
         begin_hooks, end_hooks = called.hooks("on_test_batch_begin"), called.hooks("on_test_batch_end")
         for number, batch in enumerate(data.from_the_start()):
@@ -512,10 +514,6 @@ class Trainer:
             )
         reduced = iter(reduced_sums)
         return {metric.name: metric.compute({name: next(reduced) for name in metric.sums}) for metric in metrics}
-
-    def _reset(self, metrics: Sequence[Metric]) -> None:
-        for metric in metrics:
-            metric.reset_state()
 
 
 def _require_scope(strategy: Any) -> Any:
