@@ -162,6 +162,16 @@ def _empty(gradient: Any) -> Any:
     return arrays.empty(gradient.shape, compute_dtype(gradient.dtype), gradient)
 
 
+def any_rank(strategy: Any, flag: bool) -> bool:
+    """Return whether a flag is set on any rank of a strategy.  Collective: every rank calls it in the same order."""
+    extended = strategy.extended
+    flag = bool(extended.any_in_replica(flag))
+    if extended.num_replicas == 1:
+        return flag
+    (votes,) = extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(flag))])
+    return bool(votes)
+
+
 def rows_of(batch: Any) -> int:
     """Return the number of rows of this replica's part of a batch.  Local."""
     first = next(structure.leaves(batch), None)

@@ -30,7 +30,7 @@ from mpidist.training.metrics import Mean, Metric
 from mpidist.training.metrics import get as get_metric
 from mpidist.training.model import Evaluation, Model, arguments
 from mpidist.training.own_time import SlowReplica
-from mpidist.training.train_step import TrainStep, rows_of
+from mpidist.training.train_step import TrainStep, any_rank, rows_of
 from mpidist.training.training_state import TrainingPosition, TrainingState
 from mpidist.transports import WorldKept, in_kept_world, innermost
 
@@ -387,7 +387,7 @@ class Trainer:
                 position.begin_epoch(epoch + 1)
             called.call("on_epoch_end", epoch, logs)
             self._require_same_settings(epoch=epoch)
-            if self._all_agree_to_stop():
+            if any_rank(self.strategy, self.stop_training):
                 break
         called.call("on_train_end", logs)
 
@@ -440,14 +440,6 @@ class Trainer:
         """Find out which replica was slow in this epoch.  Collective."""
         if self.strategy.num_replicas_in_sync > 1:
             self.slow_replica = SlowReplica.of(self.each_rank(self._step.own_time.seconds))
-
-    def _all_agree_to_stop(self) -> bool:
-        """Return whether any rank has voted for the end.  Collective."""
-        vote = self.strategy.extended.any_in_replica(self.stop_training)
-        if self.strategy.num_replicas_in_sync == 1:
-            return vote
-        (votes,) = self.strategy.extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(vote))])
-        return bool(votes)
 
     # -- walks through data -------------------------------------------------------------------------------------------
 

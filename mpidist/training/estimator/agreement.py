@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy
-
-from mpidist.options import ReduceOp
 from mpidist.parameter_server import registry
 from mpidist.training.checkpoint import together
 from mpidist.training.checkpoint_manager import checkpoints_in
-
-
-def any_rank(strategy: Any, flag: bool) -> bool:
-    """Return whether a flag is set on any rank of a strategy.  Collective: every rank calls it in the same order."""
-    extended = strategy.extended
-    flag = bool(extended.any_in_replica(flag))
-    if extended.num_replicas == 1:
-        return flag
-    (votes,) = extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(flag))])
-    return bool(votes)
 
 
 def from_chief(fn: Callable[[], str], what: str) -> str:

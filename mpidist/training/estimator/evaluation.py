@@ -7,11 +7,10 @@ from itertools import islice
 from typing import Any
 
 from mpidist.options import ReduceOp
-from mpidist.training.estimator.agreement import any_rank
 from mpidist.training.estimator.built_model import BuiltModel
 from mpidist.training.estimator.hooks import Hooks, Session, SessionRunHook
 from mpidist.training.estimator.step_batches import StepBatches
-from mpidist.training.train_step import rows_of
+from mpidist.training.train_step import any_rank, rows_of
 
 
 class ModelEvaluation:

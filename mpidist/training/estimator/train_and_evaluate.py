@@ -25,6 +25,7 @@ from mpidist.training.estimator.hooks import (
 )
 from mpidist.training.estimator.step_batches import require_input_fn
 from mpidist.training.evaluator import end_of_training
+from mpidist.training.train_step import any_rank
 
 _log = logging.getLogger("mpidist")
 
@@ -214,7 +215,7 @@ class _EvaluatingListener(CheckpointSaverListener):
         is_late = time.monotonic() - self._evaluated_at >= self._spec.throttle_secs
         if self._strategy is None:
             return is_late
-        return agreement.any_rank(self._strategy, is_late and self._strategy.extended.is_chief)
+        return any_rank(self._strategy, is_late and self._strategy.extended.is_chief)
 
 
 class _Evaluator:
