@@ -13,7 +13,7 @@ from mpidist.errors import CheckpointError, quoted
 from mpidist.parameter_server import registry
 from mpidist.strategies.parameter_server import ParameterServerStrategy
 from mpidist.training.checkpoint import writes_here
-from mpidist.training.estimator import agreement
+from mpidist.training.checkpoint_manager import newest_in, number_of
 from mpidist.training.estimator.estimator import Estimator
 from mpidist.training.estimator.evaluation_record import record
 from mpidist.training.estimator.hooks import (
@@ -250,7 +250,7 @@ class _Evaluator:
 
     def _new(self) -> tuple[str, int] | None:
         """Return the newest checkpoint, and when it was written, if it was not evaluated."""
-        path = agreement.newest_in(self._folder)
+        path = newest_in(self._folder)
         try:
             found = path, Path(path).stat().st_mtime_ns if path else 0
         except FileNotFoundError:  # it was removed between the two looks, for a newer one
@@ -258,7 +258,7 @@ class _Evaluator:
         return None if found == self._seen else found
 
     def _may_be_last(self, path: str) -> bool:
-        return self._max_steps is not None and agreement.step_of(path) >= self._max_steps
+        return path != "" and self._max_steps is not None and number_of(Path(path)) >= self._max_steps
 
     def _evaluate(self, new: tuple[str, int], has_ended: bool) -> None:
         self._seen, self._next_at = new, time.monotonic() + self._spec.throttle_secs
