@@ -28,11 +28,10 @@ from mpidist.training.estimator.hooks import (
     checked_hooks,
     checked_listeners,
 )
-from mpidist.training.estimator.modes import ModeKeys
 from mpidist.training.estimator.prediction import predicted
 from mpidist.training.estimator.run_config import RunConfig
 from mpidist.training.estimator.saver import Saver
-from mpidist.training.estimator.spec import EstimatorSpec, ModelFunction
+from mpidist.training.estimator.spec import EstimatorSpec, ModeKeys, ModelFunction
 from mpidist.training.estimator.step_batches import StepBatches, require_input_fn
 from mpidist.training.estimator.step_position import StepPosition
 from mpidist.training.estimator.train_loop import TrainLoop
