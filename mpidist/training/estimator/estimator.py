@@ -418,12 +418,16 @@ def _all_hooks(given: list[SessionRunHook], built: BuiltModel) -> list[SessionRu
 
 
 def _require_steps(**given: int | None) -> None:
-    numbers = {name: value for name, value in given.items() if value is not None}
-    if len(numbers) > 1:
+    if len([value for value in given.values() if value is not None]) > 1:
         raise ValueError("Can not provide both steps and max_steps.")
-    for name, value in numbers.items():
-        if not value > 0:
-            raise ValueError(f"Must specify {name} > 0, given: {value}")
+    require_numbers(">", **given)
+
+
+def require_numbers(sign: str, **given: float | None) -> None:
+    """Raise ValueError for a number that is not ``>`` or ``>=`` 0; None is no number.  Local."""
+    for name, value in given.items():
+        if value is not None and not (value > 0 or (value == 0 and sign == ">=")):
+            raise ValueError(f"Must specify {name} {sign} 0, given: {value}")
 
 
 def variables_in(path: str | None, directory: Path) -> dict[str, Any]:

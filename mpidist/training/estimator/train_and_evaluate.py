@@ -14,7 +14,7 @@ from mpidist.parameter_server import registry
 from mpidist.strategies.parameter_server import ParameterServerStrategy
 from mpidist.training.checkpoint import writes_here
 from mpidist.training.checkpoint_manager import newest_in, number_of
-from mpidist.training.estimator.estimator import Estimator
+from mpidist.training.estimator.estimator import Estimator, require_numbers
 from mpidist.training.estimator.evaluation_record import record
 from mpidist.training.estimator.hooks import (
     CheckpointSaverListener,
@@ -57,7 +57,7 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         require_input_fn(self.input_fn)
-        _require("max_steps", self.max_steps, "> 0", lambda value: value > 0)
+        require_numbers(">", max_steps=self.max_steps)
         object.__setattr__(self, "hooks", checked_hooks(self.hooks))
         object.__setattr__(self, "saving_listeners", checked_listeners(self.saving_listeners))
 
@@ -96,9 +96,8 @@ class EvalSpec:
 
     def __post_init__(self) -> None:
         require_input_fn(self.input_fn)
-        _require("steps", self.steps, "> 0", lambda value: value > 0)
-        _require("start_delay_secs", self.start_delay_secs, ">= 0", lambda value: value >= 0)
-        _require("throttle_secs", self.throttle_secs, ">= 0", lambda value: value >= 0)
+        require_numbers(">", steps=self.steps)
+        require_numbers(">=", start_delay_secs=self.start_delay_secs, throttle_secs=self.throttle_secs)
         object.__setattr__(self, "hooks", checked_hooks(self.hooks))
         object.__setattr__(self, "exporters", _checked_exporters(self.exporters))
 
@@ -281,8 +280,3 @@ def _checked_exporters(given: Any) -> list[Any]:
         if not (callable(getattr(each, "export", None)) and isinstance(getattr(each, "name", None), str)):
             raise TypeError(f"`exporters` must have a name and a method export, given: {quoted(each)}")
     return found
-
-
-def _require(name: str, value: Any, what: str, is_right: Callable[[Any], bool]) -> None:
-    if value is not None and not is_right(value):
-        raise ValueError(f"Must specify {name} {what}, given: {value}")
