@@ -13,7 +13,7 @@ from mpidist.errors import CheckpointError, quoted
 from mpidist.parameter_server import registry
 from mpidist.strategies.parameter_server import ParameterServerStrategy
 from mpidist.training.checkpoint import writes_here
-from mpidist.training.checkpoint_manager import newest_in, number_of
+from mpidist.training.checkpoint_manager import checkpoints_in, number_of
 from mpidist.training.estimator.estimator import Estimator, require_numbers
 from mpidist.training.estimator.evaluation_record import record
 from mpidist.training.estimator.hooks import (
@@ -24,7 +24,7 @@ from mpidist.training.estimator.hooks import (
     checked_listeners,
 )
 from mpidist.training.estimator.step_batches import require_input_fn
-from mpidist.training.evaluator import end_of_training
+from mpidist.training.evaluator import end_of_training, written
 from mpidist.training.train_step import any_rank
 
 _log = logging.getLogger("mpidist")
@@ -229,7 +229,7 @@ class _Evaluator:
             raise ValueError(
                 "an evaluator that is no rank of the training's job ends at max_steps: give TrainSpec(max_steps=...)"
             )
-        self._seen: tuple[str, int] = ("", 0)
+        self._seen: tuple[Path, int] | None = None
         self._step = -1
         self._next_at = time.monotonic() + spec.start_delay_secs
         self._found: tuple[dict[str, Any] | None, list[Any]] = (None, [])
@@ -247,19 +247,15 @@ class _Evaluator:
                 time.sleep(_POLL_SECONDS)
         return self._found
 
-    def _new(self) -> tuple[str, int] | None:
+    def _new(self) -> tuple[Path, int] | None:
         """Return the newest checkpoint, and when it was written, if it was not evaluated."""
-        path = newest_in(self._folder)
-        try:
-            found = path, Path(path).stat().st_mtime_ns if path else 0
-        except FileNotFoundError:  # it was removed between the two looks, for a newer one
-            return None
-        return None if found == self._seen else found
+        newest = written(checkpoints_in(self._folder)[-1:])
+        return next((each for each in newest if each != self._seen), None)
 
-    def _may_be_last(self, path: str) -> bool:
-        return path != "" and self._max_steps is not None and number_of(Path(path)) >= self._max_steps
+    def _may_be_last(self, path: Path) -> bool:
+        return self._max_steps is not None and number_of(path) >= self._max_steps
 
-    def _evaluate(self, new: tuple[str, int], has_ended: bool) -> None:
+    def _evaluate(self, new: tuple[Path, int], has_ended: bool) -> None:
         self._seen, self._next_at = new, time.monotonic() + self._spec.throttle_secs
         estimator, spec = self._estimator, self._spec
         evaluation, batches = estimator.evaluation(spec.input_fn, spec.steps, spec.hooks)
