@@ -152,7 +152,7 @@ def on_host(value: Any) -> numpy.ndarray:
     array = arrays.to_array(value)
     if array.dtype.kind not in "OSU" and not arrays.keeps_meaning(array.dtype, "float64"):
         raise UnsupportedDtypeError(f"metrics are about real numbers, got an array of dtype {array.dtype}")
-    return arrays.as_host(array) if arrays.is_device(array) else array
+    return arrays.on_host(array)
 
 
 def same_rank(first: numpy.ndarray, second: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
