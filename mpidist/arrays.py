@@ -1,8 +1,8 @@
 """What differs between NumPy and CuPy, where host memory begins, and nothing else.
 
 Everything above calls functions of an array's *namespace* (the module that made it) and asks here for the few things
-the two do not share.  Nothing here copies device memory to the host, except `as_host`, which says so.  Another kind of
-array joins by `register`.
+the two do not share.  Nothing here copies device memory to the host, except `as_host` and `on_host`, which say so.
+Another kind of array joins by `register`.
 """
 
 from __future__ import annotations
@@ -241,6 +241,11 @@ def byte_view(array: Any) -> Any:
 def as_host(array: Any) -> np.ndarray:
     """Return a copy of `array` in host memory; the one place where device memory is copied there."""
     return kind_of(array).to_host(array)
+
+
+def on_host(array: Any) -> Any:
+    """Return `array` in host memory, as it is if it is there already.  Local."""
+    return as_host(array) if is_device(array) else array
 
 
 # -- reductions --------------------------------------------------------------------------------------------------------

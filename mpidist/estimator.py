@@ -18,9 +18,8 @@ from mpidist.training.estimator.hooks import (
     StopAtStepHook,
 )
 from mpidist.training.estimator.linear import LinearClassifier, LinearRegressor
-from mpidist.training.estimator.modes import ModeKeys
 from mpidist.training.estimator.run_config import RunConfig
-from mpidist.training.estimator.spec import EstimatorSpec, TrainOp
+from mpidist.training.estimator.spec import EstimatorSpec, ModeKeys, TrainOp
 from mpidist.training.estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
 from mpidist.training.estimator.train_loop import NanLossDuringTrainingError
 

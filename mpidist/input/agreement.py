@@ -141,8 +141,7 @@ def _sorted_paths(value: Any) -> list[tuple[str, Any]]:
 def checksum(array: Any, most_bytes: int) -> int:
     """Return the CRC-32 of rows of an array, the same ones for every array of its shape and dtype.  Local."""
     sample = _sample(array, most_bytes) if array.size and array.nbytes else array
-    host = arrays.as_host(sample) if arrays.is_device(sample) else sample
-    return zlib.crc32(numpy.ascontiguousarray(host).tobytes())
+    return zlib.crc32(numpy.ascontiguousarray(arrays.on_host(sample)).tobytes())
 
 
 def _sample(array: Any, most_bytes: int) -> Any:

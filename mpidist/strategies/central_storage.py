@@ -94,7 +94,7 @@ class CentralStorageExtended(MirroredExtended):
             return super().new_variable(storage, **attributes)
         shared = one_copy.empty(storage.shape, storage.dtype, f"Variable {attributes['name']!r}")
         variable = AggregatingVariable(shared, one_copy=one_copy, strategy=self._strategy, **attributes)
-        variable.begin_with(arrays.as_host(storage) if arrays.is_device(storage) else storage)
+        variable.begin_with(arrays.on_host(storage))
         return variable
 
 

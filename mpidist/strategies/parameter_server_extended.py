@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist import context, errors
-from mpidist.arrays import as_host, is_device
+from mpidist.arrays import on_host
 from mpidist.cluster.devices import Device
 from mpidist.collectives.communicator import Communicator
 from mpidist.context import T
@@ -144,7 +144,7 @@ class ServedExtended(StrategyExtended):
 
     def new_variable(self, storage: Any, **attributes: Any) -> DistributedVariable:
         """Return a variable on a server, or in shards on several; other workers wait until the chief has made it."""
-        value = as_host(storage) if is_device(storage) else storage
+        value = on_host(storage)
         return self._new_variable(value, self._shards(value, attributes["name"]), attributes)
 
     def _new_variable(self, value: numpy.ndarray, shards: int, attributes: Mapping[str, Any]) -> ServedVariable:

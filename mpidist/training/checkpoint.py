@@ -487,6 +487,5 @@ def _is_array(value: Any) -> bool:
 
 def _on_host(value: Any) -> numpy.ndarray:
     """Return an array of the host, in its byte order: names of dtypes do not tell that."""
-    array = arrays.to_array(value)
-    array = arrays.as_host(array) if arrays.is_device(array) else numpy.asarray(array)
+    array = numpy.asarray(arrays.on_host(arrays.to_array(value)))
     return array.astype(array.dtype.newbyteorder("="), copy=False)

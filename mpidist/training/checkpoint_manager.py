@@ -187,7 +187,7 @@ class CheckpointManager:
 
     def _next_number(self) -> int:
         def count() -> int:
-            return _number(self.latest_checkpoint) + 1 if self.latest_checkpoint else 1
+            return number_of(self.latest_checkpoint) + 1 if self.latest_checkpoint else 1
 
         return int(together(count, f"no checkpoint can be numbered in {self.directory}"))
 
@@ -233,14 +233,20 @@ class CheckpointManager:
 def checkpoints_in(directory: Path, name: str = "checkpoint") -> list[Path]:
     """Return the checkpoints of a name that are in a directory, by ascending number.  Local."""
     found, is_one = directory.iterdir() if directory.is_dir() else (), re.compile(_pattern(name)).fullmatch
-    return sorted((path for path in found if is_one(path.name)), key=_number)
+    return sorted((path for path in found if is_one(path.name)), key=number_of)
+
+
+def newest_in(directory: Path) -> str:
+    """Return the path of the newest checkpoint in a directory, "" if there is none.  Local."""
+    return str(max(checkpoints_in(directory)[-1:], default=""))
 
 
 def _pattern(name: str) -> str:
     return rf"{re.escape(name)}-(\d+)\.h5"
 
 
-def _number(path: Path) -> int:
+def number_of(path: Path) -> int:
+    """Return the number of a checkpoint, by its name.  Local."""
     return int(path.stem.rpartition("-")[2])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -121,7 +121,10 @@ class SidecarEvaluator:
         """
         while not self._is_done:
             last = self._ended()  # before the look: what was saved before the end is there
-            new = [each for each in self._written() if each not in self._seen]
+            found = written(self._files_in(self._folder))
+            if self._is_of_keras:  # names are the user's; checkpoints have numbers, and are in that order
+                found.sort(key=itemgetter(1))
+            new = [each for each in found if each not in self._seen]
             for path, moment in new:
                 self._seen.add((path, moment))
                 self._evaluate(path)
@@ -132,17 +135,6 @@ class SidecarEvaluator:
             if not new:
                 time.sleep(self._poll_seconds)
         return self.results
-
-    def _written(self) -> list[tuple[Path, int]]:
-        """Return files and when they were written: one that is saved again, by a training that was resumed, is new.
-
-        Checkpoints come by number; files of Keras, whose names are the user's, by that moment.
-        """
-        found = []
-        for path in self._files_in(self._folder):
-            with suppress(FileNotFoundError):
-                found.append((path, path.stat().st_mtime_ns))
-        return sorted(found, key=itemgetter(1)) if self._is_of_keras else found
 
     @property
     def _is_done(self) -> bool:
@@ -183,6 +175,15 @@ def _end_of_job(checkpoint: Checkpoint) -> Callable[[], bool] | None:
     return end_of_training(
         next((part.strategy for part in checkpoint.parts.values() if hasattr(part, "strategy")), None)
     )
+
+
+def written(paths: Iterable[Path]) -> list[tuple[Path, int]]:
+    """Return files and when they were written: one that a resumed training has saved again is new.  Local."""
+    found = []
+    for path in paths:
+        with suppress(FileNotFoundError):  # it was removed since, for a newer one
+            found.append((path, path.stat().st_mtime_ns))
+    return found
 
 
 def end_of_training(strategy: Any) -> Callable[[], bool] | None:

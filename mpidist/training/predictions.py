@@ -53,7 +53,7 @@ def _on_host(part: Any, rows: int, replica: int) -> Any:
                 f"rank {replica}: predict_fn returned an array of shape {array.shape} for {rows} rows; it must return "
                 "one prediction for each row"
             )
-        return arrays.as_host(array) if arrays.is_device(array) else array
+        return arrays.on_host(array)
 
     return nest.pack(part, map(converted, nest.flatten(part)))
 

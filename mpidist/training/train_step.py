@@ -14,6 +14,7 @@ reduced in every step.  In both cases loss and votes go ahead in a short call of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -24,6 +25,7 @@ from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.options import ReduceOp
+from mpidist.training.metrics import Metric
 from mpidist.training.model import Evaluation, Model
 from mpidist.training.own_time import OwnTime
 
@@ -160,6 +162,27 @@ class _Weighted:
 
 def _empty(gradient: Any) -> Any:
     return arrays.empty(gradient.shape, compute_dtype(gradient.dtype), gradient)
+
+
+def any_rank(strategy: Any, flag: bool) -> bool:
+    """Return whether a flag is set on any rank of a strategy.  Collective: every rank calls it in the same order."""
+    extended = strategy.extended
+    flag = bool(extended.any_in_replica(flag))
+    if extended.num_replicas == 1:
+        return flag
+    (votes,) = extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(flag))])
+    return bool(votes)
+
+
+def count(metrics: Sequence[Metric], batch: Any, evaluation: Evaluation) -> int:
+    """Add loss and predictions of a batch to metrics, of which the first is the loss; return its rows.  Local."""
+    loss, *others = metrics
+    rows = rows_of(batch)
+    loss.sums["total"] += evaluation.loss * rows
+    loss.sums["count"] += rows
+    for metric in others:
+        metric.update_state(batch[1], evaluation.predictions)
+    return rows
 
 
 def rows_of(batch: Any) -> int:

@@ -18,7 +18,6 @@ from mpidist.input.agreement import Facts
 from mpidist.input.distributed import DistributedDataset
 from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
-from mpidist.options import ReduceOp
 from mpidist.training import batches as feeding
 from mpidist.training import predictions
 from mpidist.training.batches import Batches
@@ -28,9 +27,10 @@ from mpidist.training.callbacks.of_keras import as_callback
 from mpidist.training.callbacks.progress_bar import ProgressBar
 from mpidist.training.metrics import Mean, Metric
 from mpidist.training.metrics import get as get_metric
-from mpidist.training.model import Evaluation, Model, arguments
+from mpidist.training.metrics.base import over_replicas
+from mpidist.training.model import Model, arguments
 from mpidist.training.own_time import SlowReplica
-from mpidist.training.train_step import TrainStep, rows_of
+from mpidist.training.train_step import TrainStep, any_rank, count, rows_of
 from mpidist.training.training_state import TrainingPosition, TrainingState
 from mpidist.transports import WorldKept, in_kept_world, innermost
 
@@ -387,7 +387,7 @@ class Trainer:
                 position.begin_epoch(epoch + 1)
             called.call("on_epoch_end", epoch, logs)
             self._require_same_settings(epoch=epoch)
-            if self._all_agree_to_stop():
+            if any_rank(self.strategy, self.stop_training):
                 break
         called.call("on_train_end", logs)
 
@@ -395,7 +395,8 @@ class Trainer:
         """Make the steps of an epoch; return whether it came to its end, rather than to that of the training."""
         position = self._position
         if not position.is_in_epoch:
-            self._reset([self._loss, *self.metrics])
+            for metric in (self._loss, *self.metrics):
+                metric.reset_state()
         begin_hooks, end_hooks = called.hooks("on_train_batch_begin"), called.hooks("on_train_batch_end")
         run, train_on = self.strategy.run, self._train_on
         self._step.own_time.begin()
@@ -426,7 +427,7 @@ class Trainer:
         totals, evaluation = self._step(batch, share, vote)
         self.last_loss = 0.0 if evaluation is None else evaluation.loss
         if evaluation is not None:
-            self.rows_trained += self._count(batch, evaluation)
+            self.rows_trained += count([self._loss, *self.metrics], batch, evaluation)
         return totals
 
     def _require_same_settings(self, **arguments: Any) -> None:
@@ -439,14 +440,6 @@ class Trainer:
         """Find out which replica was slow in this epoch.  Collective."""
         if self.strategy.num_replicas_in_sync > 1:
             self.slow_replica = SlowReplica.of(self.each_rank(self._step.own_time.seconds))
-
-    def _all_agree_to_stop(self) -> bool:
-        """Return whether any rank has voted for the end.  Collective."""
-        vote = self.strategy.extended.any_in_replica(self.stop_training)
-        if self.strategy.num_replicas_in_sync == 1:
-            return vote
-        (votes,) = self.strategy.extended.reduce_arrays(ReduceOp.SUM, [numpy.array(int(vote))])
-        return bool(votes)
 
     # -- walks through data -------------------------------------------------------------------------------------------
 
@@ -468,7 +461,8 @@ class Trainer:
         """Return loss and metrics over all rows.  Collective."""
         metrics = [self._loss, *self.metrics]
         kept = [{name: sums.copy() for name, sums in metric.sums.items()} for metric in metrics]
-        self._reset(metrics)
+        for metric in metrics:
+            metric.reset_state()
         called.call("on_test_begin", {})
         begin_hooks, end_hooks = called.hooks("on_test_batch_begin"), called.hooks("on_test_batch_end")
         for number, batch in enumerate(data.from_the_start()):
@@ -488,34 +482,18 @@ class Trainer:
 
     def _test_on(self, batch: Any) -> None:
         """Evaluate this replica's part of a batch; runs in the replica."""
-        self._count(batch, self._model.test(batch))
-
-    def _count(self, batch: Any, evaluation: Evaluation) -> int:
-        """Take loss and predictions of some rows into account; return how many they are."""
-        rows, sums = rows_of(batch), self._loss.sums
-        sums["total"] += evaluation.loss * rows
-        sums["count"] += rows
-        for metric in self.metrics:
-            metric.update_state(batch[1], evaluation.predictions)
-        return rows
+        count([self._loss, *self.metrics], batch, self._model.test(batch))
 
     def _results(self, needs_rows: bool = False) -> Logs:
         """Return loss and metrics over all rows, in one call; of no rows a ValueError, if asked for.  Collective."""
         metrics = [self._loss, *self.metrics]
-        sums = [array for metric in metrics for array in metric.sums.values()]
-        names = [name for metric in metrics for name in metric.names_of_sums()]
-        reduced_sums = self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums, destinations=names)
-        if needs_rows and not reduced_sums[list(self._loss.sums).index("count")]:
+        totals = over_replicas(metrics, self.strategy.extended)
+        if needs_rows and not totals[0]["count"]:
             raise ValueError(
                 "there is nothing to evaluate: the data have no rows. Look at the filters of the data set; what can be "
                 "gone through once only is no data set"
             )
-        reduced = iter(reduced_sums)
-        return {metric.name: metric.compute({name: next(reduced) for name in metric.sums}) for metric in metrics}
-
-    def _reset(self, metrics: Sequence[Metric]) -> None:
-        for metric in metrics:
-            metric.reset_state()
+        return {metric.name: metric.compute(sums) for metric, sums in zip(metrics, totals, strict=True)}
 
 
 def _require_scope(strategy: Any) -> Any:

@@ -53,7 +53,7 @@ class AggregatingVariable(DistributedVariable):
 
     def _of_own_dtype(self, values: Any) -> Any:
         """Return values in the variable's dtype, and in the host's memory, where it is."""
-        return super()._of_own_dtype(arrays.as_host(values) if arrays.is_device(values) else values)
+        return super()._of_own_dtype(arrays.on_host(values))
 
     @property
     def _is_shared(self) -> bool:

@@ -183,6 +183,15 @@ def test_as_host_copies():
     np.testing.assert_array_equal(copied, array)
 
 
+def test_on_host_copies_what_is_on_a_device_only():
+    array = np.arange(3)
+    assert arrays.on_host(array) is array
+    with pretended_device():
+        copied = arrays.on_host(on_device(array))
+    assert type(copied) is np.ndarray
+    np.testing.assert_array_equal(copied, array)
+
+
 class Plain(np.ndarray):
     pass
 

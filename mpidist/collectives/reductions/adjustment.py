@@ -80,7 +80,7 @@ class Zeros:
     def emptied(self, results: Sequence[Any]) -> list[Any]:
         """Return the results without the counts, None where all ranks had None.  Local."""
         *found, counts = results
-        counts = arrays.as_host(counts) if arrays.is_device(counts) else counts
+        counts = arrays.on_host(counts)
         return [each if count else None for each, count in zip(found, (counts != 0).tolist(), strict=True)]
 
 

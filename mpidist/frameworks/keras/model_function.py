@@ -18,8 +18,7 @@ from mpidist.frameworks.keras import checks
 from mpidist.frameworks.keras.classes import is_distributed
 from mpidist.frameworks.keras.kept_metrics import kept_metrics
 from mpidist.frameworks.keras.own_optimizer import own_optimizer
-from mpidist.training.estimator.modes import ModeKeys
-from mpidist.training.estimator.spec import EstimatorSpec, TrainOp
+from mpidist.training.estimator.spec import EstimatorSpec, ModeKeys, TrainOp
 from mpidist.variables import Variable
 
 #: Backend -> the module with its gradients.

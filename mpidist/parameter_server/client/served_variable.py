@@ -179,7 +179,7 @@ class ServedVariable(DistributedVariable):
         return False  # there is one value, on the server, however it is synchronized elsewhere
 
     def _of_own_dtype(self, values: Any) -> Any:
-        values = arrays.as_host(values) if arrays.is_device(values) else values
+        values = arrays.on_host(values)
         if values.dtype == self.dtype:
             return values
         if not numpy.can_cast(values.dtype, self.dtype, "same_kind"):

@@ -97,8 +97,6 @@ class CallbackList:
 
     def __init__(self, callbacks: Sequence[Callback], trainer: Trainer, params: Mapping[str, Any]) -> None:
         for callback in callbacks:
-            if not isinstance(callback, Callback):
-                raise TypeError(f"a callback must be a mpidist.callbacks.Callback, got {type(callback).__name__}")
             callback.set_model(trainer)
             callback.set_params(params)
         self._callbacks = sorted(callbacks, key=lambda callback: callback.is_last)

@@ -80,11 +80,11 @@ class FunctionMean(Mean):
 
 
 class EntryMetric(Metric):
-    """A metric about one entry of predictions that are a dict."""
+    """A metric about one entry of predictions that are a dict, and about what a function makes of the labels."""
 
-    def __init__(self, metric: Metric, key: str) -> None:
+    def __init__(self, metric: Metric, key: str, labels_fn: Callable[[Any], Any] = lambda labels: labels) -> None:
         super().__init__(metric.name)
-        self._metric, self._key = metric, key
+        self._metric, self._key, self._labels_fn = metric, key, labels_fn
         self.sums = metric.sums
 
     def update_state(self, y_true: Any, y_pred: Any) -> None:
@@ -92,7 +92,7 @@ class EntryMetric(Metric):
         if not isinstance(y_pred, dict) or self._key not in y_pred:
             has = ", ".join(map(repr, y_pred)) if isinstance(y_pred, dict) else f"a {type(y_pred).__name__}"
             raise ValueError(f"metric {self.name!r} is about {self._key!r} of the predictions, which are {has}")
-        self._metric.update_state(y_true, y_pred[self._key])
+        self._metric.update_state(self._labels_fn(y_true), y_pred[self._key])
 
     def compute(self, sums: Sums) -> Any:
         """Return what the metric makes of the sums.  Local."""

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.errors import CheckpointNotFoundError, quoted
+from mpidist.parameter_server import registry
 from mpidist.strategies.default import STRATEGY
 from mpidist.strategies.parameter_server import ParameterServerStrategy
 from mpidist.training import hdf5_file
-from mpidist.training.checkpoint import Checkpoint
-from mpidist.training.checkpoint_manager import CheckpointManager
-from mpidist.training.estimator import agreement
+from mpidist.training.checkpoint import Checkpoint, together
+from mpidist.training.checkpoint_manager import CheckpointManager, newest_in, number_of
 from mpidist.training.estimator.built_model import POSITION, VARIABLES, BuiltModel, without_rows
 from mpidist.training.estimator.evaluation import ModelEvaluation
 from mpidist.training.estimator.evaluation_record import record
@@ -28,11 +28,10 @@ from mpidist.training.estimator.hooks import (
     checked_hooks,
     checked_listeners,
 )
-from mpidist.training.estimator.modes import ModeKeys
 from mpidist.training.estimator.prediction import predicted
 from mpidist.training.estimator.run_config import RunConfig
 from mpidist.training.estimator.saver import Saver
-from mpidist.training.estimator.spec import EstimatorSpec, ModelFunction
+from mpidist.training.estimator.spec import EstimatorSpec, ModeKeys, ModelFunction
 from mpidist.training.estimator.step_batches import StepBatches, require_input_fn
 from mpidist.training.estimator.step_position import StepPosition
 from mpidist.training.estimator.train_loop import TrainLoop
@@ -115,7 +114,7 @@ class Estimator:
 
     def latest_checkpoint(self) -> str | None:
         """Return the path of the newest checkpoint, as this rank sees it; None if there is none.  Local."""
-        return agreement.newest_in(self._directory) or None
+        return newest_in(self._directory) or None
 
     def get_variable_names(self) -> list[str]:
         """Return the names of the variables in the newest checkpoint.  Local: reads the file.
@@ -194,8 +193,8 @@ class Estimator:
         require_input_fn(input_fn)
         given = checked_hooks(hooks), checked_listeners(saving_listeners)
         strategy = self._strategy_to_train()
-        newest = agreement.from_chief(lambda: agreement.newest_in(self._directory), "newest checkpoint")
-        if max_steps is not None and agreement.step_of(newest) >= max_steps:
+        newest = _from_chief(lambda: newest_in(self._directory), "newest checkpoint")
+        if max_steps is not None and newest and number_of(Path(newest)) >= max_steps:
             _log.info("Skipping training since max_steps has already saved.")
             return self
         self._train(input_fn, strategy, steps, max_steps, *given)
@@ -337,7 +336,7 @@ class Estimator:
         """Return the checkpoint to restore, the same on all ranks of this worker; "" with a warning for none."""
         if given is not None:
             return str(given_path(given, "checkpoint_path", is_file=True))
-        found = agreement.here_from_chief(lambda: agreement.newest_in(self._directory), "newest checkpoint")
+        found: str = together(lambda: newest_in(self._directory), "newest checkpoint")
         if not found:
             _log.warning(
                 "Could not find trained model in model_dir: %s, running initialization to %s.", self.model_dir, verb
@@ -392,17 +391,24 @@ def _directory(model_dir: Any, config: RunConfig) -> Path:
         return named[0]
     if config.is_evaluator:
         raise ValueError("an evaluator needs model_dir: the folder in which the others save")
-    found = agreement.from_chief(lambda: tempfile.mkdtemp(prefix="mpidist-estimator-"), "temporary folder")
+    found = _from_chief(lambda: tempfile.mkdtemp(prefix="mpidist-estimator-"), "temporary folder")
     if config.is_chief:  # of all ranks one tells
         _log.warning("Using temporary folder as model directory: %s", found)
     return Path(found)
+
+
+def _from_chief(fn: Callable[[], str], what: str) -> str:
+    """Return the chief's text on all ranks, or that of the first of workers that train by themselves.  Collective."""
+    job = registry.of_job()
+    found: str = together(fn, what) if job is None else job.extended.by_first_worker(fn) or ""
+    return found
 
 
 def _steps_on_servers(built: BuiltModel) -> int:
     """Return the steps that servers had made when the first worker asked.  Collective among workers."""
     optimizer = built.optimizer
     assert optimizer is not None
-    return int(agreement.from_chief(lambda: str(optimizer.iterations), "steps on servers"))
+    return int(_from_chief(lambda: str(optimizer.iterations), "steps on servers"))
 
 
 def _all_hooks(given: list[SessionRunHook], built: BuiltModel) -> list[SessionRunHook]:
@@ -412,12 +418,16 @@ def _all_hooks(given: list[SessionRunHook], built: BuiltModel) -> list[SessionRu
 
 
 def _require_steps(**given: int | None) -> None:
-    numbers = {name: value for name, value in given.items() if value is not None}
-    if len(numbers) > 1:
+    if len([value for value in given.values() if value is not None]) > 1:
         raise ValueError("Can not provide both steps and max_steps.")
-    for name, value in numbers.items():
-        if not value > 0:
-            raise ValueError(f"Must specify {name} > 0, given: {value}")
+    require_numbers(">", **given)
+
+
+def require_numbers(sign: str, **given: float | None) -> None:
+    """Raise ValueError for a number that is not ``>`` or ``>=`` 0; None is no number.  Local."""
+    for name, value in given.items():
+        if value is not None and not (value > 0 or (value == 0 and sign == ">=")):
+            raise ValueError(f"Must specify {name} {sign} 0, given: {value}")
 
 
 def variables_in(path: str | None, directory: Path) -> dict[str, Any]:

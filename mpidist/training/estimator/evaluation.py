@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from mpidist.options import ReduceOp
-from mpidist.training.estimator.agreement import any_rank
 from mpidist.training.estimator.built_model import BuiltModel
 from mpidist.training.estimator.hooks import Hooks, Session, SessionRunHook
 from mpidist.training.estimator.step_batches import StepBatches
-from mpidist.training.train_step import rows_of
+from mpidist.training.metrics.base import over_replicas
+from mpidist.training.train_step import any_rank, count, rows_of
 
 
 class ModelEvaluation:
@@ -52,20 +51,13 @@ class ModelEvaluation:
     def _count(self, batch: Any) -> float:
         """Take this replica's batch into account, and return its loss; runs in the replica."""
         evaluation = self.built.model.test(batch)
-        loss, *metrics = self.built.metrics
-        rows = rows_of(batch)
-        loss.sums["total"] += evaluation.loss * rows
-        loss.sums["count"] += rows
-        for metric in metrics:
-            metric.update_state(batch[1], evaluation.predictions)
+        count(self.built.metrics, batch, evaluation)
         return evaluation.loss
 
     def _reduced(self) -> dict[str, Any]:
         metrics, extended = self.built.metrics, self.built.strategy.extended
-        sums = [array for metric in metrics for array in metric.sums.values()]
-        names = [name for metric in metrics for name in metric.names_of_sums()]
-        reduced = iter(sums if extended.num_replicas == 1 else extended.reduce_arrays(ReduceOp.SUM, sums, None, names))
-        totals = [{name: next(reduced) for name in metric.sums} for metric in metrics]
+        is_one = extended.num_replicas == 1  # its sums are all: the default strategy would warn that it adds up nothing
+        totals = [metric.sums for metric in metrics] if is_one else over_replicas(metrics, extended)
         if not totals[0]["count"]:
             raise ValueError("there is nothing to evaluate: the data of input_fn have no rows")
         return {metric.name: metric.compute(each) for metric, each in zip(metrics, totals, strict=True)}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from mpidist.training.estimator.built_model import EntryMetric
 from mpidist.training.metrics import AUC, Precision, Recall
 from mpidist.training.metrics.base import Sums
 from mpidist.training.metrics.mean import Mean
@@ -155,10 +156,10 @@ class BinaryHead(ClassHead):
             "average_loss": self.average_loss,
             "accuracy": self._is_right,
             "accuracy_baseline": _Baseline(self),
-            "auc": _OfPositive(self, AUC()),
-            "auc_precision_recall": _OfPositive(self, AUC(curve="PR")),
-            "precision": _OfPositive(self, Precision()),
-            "recall": _OfPositive(self, Recall()),
+            "auc": EntryMetric(AUC(), "logistic", self.class_ids),
+            "auc_precision_recall": EntryMetric(AUC(curve="PR"), "logistic", self.class_ids),
+            "precision": EntryMetric(Precision(), "logistic", self.class_ids),
+            "recall": EntryMetric(Recall(), "logistic", self.class_ids),
             "label/mean": lambda labels, predictions: self.class_ids(labels),
             "prediction/mean": lambda labels, predictions: predictions["logistic"],
         }
@@ -186,21 +187,6 @@ class MultiClassHead(ClassHead):
 
     def metrics(self) -> dict[str, Any]:
         return {"average_loss": self.average_loss, "accuracy": self._is_right}
-
-
-class _OfPositive(Mean):
-    """A metric of the probability of class 1."""
-
-    def __init__(self, head: BinaryHead, metric: Any) -> None:
-        super().__init__(metric.name)
-        self._head, self._metric = head, metric
-        self.sums = metric.sums
-
-    def update_state(self, y_true: Any, y_pred: Any) -> None:  # type: ignore[override]
-        self._metric.update_state(self._head.class_ids(y_true), y_pred["logistic"][:, 0])
-
-    def compute(self, sums: Sums) -> Any:
-        return self._metric.compute(sums)
 
 
 class _Baseline(Mean):

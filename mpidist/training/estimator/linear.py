@@ -15,9 +15,8 @@ from mpidist.optimizers import Optimizer
 from mpidist.training.estimator.estimator import Estimator
 from mpidist.training.estimator.feature_columns import NumericColumn
 from mpidist.training.estimator.heads import BinaryHead, Head, MultiClassHead, RegressionHead
-from mpidist.training.estimator.modes import ModeKeys
 from mpidist.training.estimator.run_config import RunConfig
-from mpidist.training.estimator.spec import EstimatorSpec, TrainOp
+from mpidist.training.estimator.spec import EstimatorSpec, ModeKeys, TrainOp
 from mpidist.variables import Variable
 
 #: An optimizer, its name, or a function that makes it.

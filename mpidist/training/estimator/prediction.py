@@ -57,7 +57,7 @@ def _on_host(leaf: Any, rows: int) -> numpy.ndarray:
     array = arrays.to_array(leaf)
     if array.shape[:1] != (rows,):
         raise ValueError(f"predictions of shape {array.shape} for {rows} rows: there must be one for each row")
-    return arrays.as_host(array) if arrays.is_device(array) else numpy.asarray(array)
+    return numpy.asarray(arrays.on_host(array))
 
 
 def _rows(found: Any, rows: int) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""`ModelFunction` calls a user's model function; `EstimatorSpec` and `TrainOp` are what that returns."""
+"""`ModelFunction` calls a model function for one of `ModeKeys`; `EstimatorSpec` and `TrainOp` are what that returns."""
 
 from __future__ import annotations
 
@@ -9,9 +9,30 @@ from typing import Any, NamedTuple
 from mpidist.errors import quoted
 from mpidist.optimizers import Optimizer
 from mpidist.training.estimator.hooks import SessionRunHook, checked_hooks
-from mpidist.training.estimator.modes import MODES, ModeKeys
 
 _KNOWN = ("features", "labels", "mode", "params", "config")
+
+
+class ModeKeys:
+    """The modes of a model function, as TensorFlow spells them.
+
+    Attributes
+    ----------
+    TRAIN : str
+        ``"train"``.
+    EVAL : str
+        ``"eval"``.
+    PREDICT : str
+        ``"infer"``.
+    """
+
+    TRAIN = "train"
+    EVAL = "eval"
+    PREDICT = "infer"
+
+
+#: All of them.
+_MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
 
 
 class TrainOp(NamedTuple):
@@ -77,8 +98,8 @@ class EstimatorSpec:
         *,
         variables: Any = None,
     ) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode must be one of ModeKeys ({', '.join(map(repr, MODES))}), got {mode!r}")
+        if mode not in _MODES:
+            raise ValueError(f"mode must be one of ModeKeys ({', '.join(map(repr, _MODES))}), got {mode!r}")
         _require(mode, predictions=predictions, loss=loss, train_op=train_op)
         _require_function("predictions", predictions, "parameters, features")
         _require_function("loss", loss, "parameters, features, labels")

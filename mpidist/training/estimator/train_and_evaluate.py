@@ -13,8 +13,8 @@ from mpidist.errors import CheckpointError, quoted
 from mpidist.parameter_server import registry
 from mpidist.strategies.parameter_server import ParameterServerStrategy
 from mpidist.training.checkpoint import writes_here
-from mpidist.training.estimator import agreement
-from mpidist.training.estimator.estimator import Estimator
+from mpidist.training.checkpoint_manager import checkpoints_in, number_of
+from mpidist.training.estimator.estimator import Estimator, require_numbers
 from mpidist.training.estimator.evaluation_record import record
 from mpidist.training.estimator.hooks import (
     CheckpointSaverListener,
@@ -24,7 +24,8 @@ from mpidist.training.estimator.hooks import (
     checked_listeners,
 )
 from mpidist.training.estimator.step_batches import require_input_fn
-from mpidist.training.evaluator import end_of_training
+from mpidist.training.evaluator import end_of_training, written
+from mpidist.training.train_step import any_rank
 
 _log = logging.getLogger("mpidist")
 
@@ -56,7 +57,7 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         require_input_fn(self.input_fn)
-        _require("max_steps", self.max_steps, "> 0", lambda value: value > 0)
+        require_numbers(">", max_steps=self.max_steps)
         object.__setattr__(self, "hooks", checked_hooks(self.hooks))
         object.__setattr__(self, "saving_listeners", checked_listeners(self.saving_listeners))
 
@@ -95,9 +96,8 @@ class EvalSpec:
 
     def __post_init__(self) -> None:
         require_input_fn(self.input_fn)
-        _require("steps", self.steps, "> 0", lambda value: value > 0)
-        _require("start_delay_secs", self.start_delay_secs, ">= 0", lambda value: value >= 0)
-        _require("throttle_secs", self.throttle_secs, ">= 0", lambda value: value >= 0)
+        require_numbers(">", steps=self.steps)
+        require_numbers(">=", start_delay_secs=self.start_delay_secs, throttle_secs=self.throttle_secs)
         object.__setattr__(self, "hooks", checked_hooks(self.hooks))
         object.__setattr__(self, "exporters", _checked_exporters(self.exporters))
 
@@ -214,7 +214,7 @@ class _EvaluatingListener(CheckpointSaverListener):
         is_late = time.monotonic() - self._evaluated_at >= self._spec.throttle_secs
         if self._strategy is None:
             return is_late
-        return agreement.any_rank(self._strategy, is_late and self._strategy.extended.is_chief)
+        return any_rank(self._strategy, is_late and self._strategy.extended.is_chief)
 
 
 class _Evaluator:
@@ -229,7 +229,7 @@ class _Evaluator:
             raise ValueError(
                 "an evaluator that is no rank of the training's job ends at max_steps: give TrainSpec(max_steps=...)"
             )
-        self._seen: tuple[str, int] = ("", 0)
+        self._seen: tuple[Path, int] | None = None
         self._step = -1
         self._next_at = time.monotonic() + spec.start_delay_secs
         self._found: tuple[dict[str, Any] | None, list[Any]] = (None, [])
@@ -247,19 +247,15 @@ class _Evaluator:
                 time.sleep(_POLL_SECONDS)
         return self._found
 
-    def _new(self) -> tuple[str, int] | None:
+    def _new(self) -> tuple[Path, int] | None:
         """Return the newest checkpoint, and when it was written, if it was not evaluated."""
-        path = agreement.newest_in(self._folder)
-        try:
-            found = path, Path(path).stat().st_mtime_ns if path else 0
-        except FileNotFoundError:  # it was removed between the two looks, for a newer one
-            return None
-        return None if found == self._seen else found
+        newest = written(checkpoints_in(self._folder)[-1:])
+        return next((each for each in newest if each != self._seen), None)
 
-    def _may_be_last(self, path: str) -> bool:
-        return self._max_steps is not None and agreement.step_of(path) >= self._max_steps
+    def _may_be_last(self, path: Path) -> bool:
+        return self._max_steps is not None and number_of(path) >= self._max_steps
 
-    def _evaluate(self, new: tuple[str, int], has_ended: bool) -> None:
+    def _evaluate(self, new: tuple[Path, int], has_ended: bool) -> None:
         self._seen, self._next_at = new, time.monotonic() + self._spec.throttle_secs
         estimator, spec = self._estimator, self._spec
         evaluation, batches = estimator.evaluation(spec.input_fn, spec.steps, spec.hooks)
@@ -280,8 +276,3 @@ def _checked_exporters(given: Any) -> list[Any]:
         if not (callable(getattr(each, "export", None)) and isinstance(getattr(each, "name", None), str)):
             raise TypeError(f"`exporters` must have a name and a method export, given: {quoted(each)}")
     return found
-
-
-def _require(name: str, value: Any, what: str, is_right: Callable[[Any], bool]) -> None:
-    if value is not None and not is_right(value):
-        raise ValueError(f"Must specify {name} {what}, given: {value}")

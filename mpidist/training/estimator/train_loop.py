@@ -8,12 +8,11 @@ import time
 from typing import Any
 
 from mpidist.input.sharding import Share
-from mpidist.training.estimator.agreement import any_rank
 from mpidist.training.estimator.built_model import BuiltModel
 from mpidist.training.estimator.hooks import Hooks
 from mpidist.training.estimator.saver import Saver
 from mpidist.training.estimator.step_batches import StepBatches
-from mpidist.training.train_step import Totals, TrainStep
+from mpidist.training.train_step import Totals, TrainStep, any_rank
 
 _log = logging.getLogger("mpidist")
 

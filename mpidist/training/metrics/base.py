@@ -6,7 +6,7 @@ Sums are float64, so counts of rows are exact, and a sum over the ranks is the s
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -125,13 +125,7 @@ class Metric(abc.ABC):
     def _over_replicas(self) -> dict[str, numpy.ndarray]:
         if self.remote is not None:
             return self.remote.totals()
-        sums = list(self.sums.values())
-        reduced = self.strategy.extended.reduce_arrays(ReduceOp.SUM, sums, destinations=self.names_of_sums())
-        return dict(zip(self.sums, reduced, strict=True))
-
-    def names_of_sums(self) -> list[ValueName]:
-        """Return how ranks call the sums when they add them up: those of two metrics are alike but for that.  Local."""
-        return [ValueName(f"{name} of metric {self.name}") for name in self.sums]
+        return over_replicas([self], self.strategy.extended)[0]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a reference, where there is one metric for all processes of the job."""
@@ -139,6 +133,15 @@ class Metric(abc.ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}, this rank's sums {self.sums}>"
+
+
+def over_replicas(metrics: Sequence[Metric], extended: Any) -> list[dict[str, numpy.ndarray]]:
+    """Return the sums of each metric over all replicas, in one call.  Collective."""
+    sums = [array for metric in metrics for array in metric.sums.values()]
+    # sums of two metrics are alike but for their names, by which ranks that give them in another order are told apart
+    names = [ValueName(f"{name} of metric {metric.name}") for metric in metrics for name in metric.sums]
+    reduced = iter(extended.reduce_arrays(ReduceOp.SUM, sums, destinations=names))
+    return [{name: next(reduced) for name in metric.sums} for metric in metrics]
 
 
 def on_host(value: Any) -> numpy.ndarray:
@@ -149,7 +152,7 @@ def on_host(value: Any) -> numpy.ndarray:
     array = arrays.to_array(value)
     if array.dtype.kind not in "OSU" and not arrays.keeps_meaning(array.dtype, "float64"):
         raise UnsupportedDtypeError(f"metrics are about real numbers, got an array of dtype {array.dtype}")
-    return arrays.as_host(array) if arrays.is_device(array) else array
+    return arrays.on_host(array)
 
 
 def same_rank(first: numpy.ndarray, second: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
