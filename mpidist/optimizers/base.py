@@ -136,14 +136,8 @@ class Optimizer(Rule):
             self._updates.iterations = value
         self._iterations = value
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the next step."""
-        return super().learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: LearningRate) -> None:
-        self._set_learning_rate(value)
+    def _set_learning_rate(self, value: LearningRate) -> None:
+        super()._set_learning_rate(value)
         if self._updates is not None:
             self._updates.set_learning_rate(value)
 
