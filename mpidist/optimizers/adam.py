@@ -8,20 +8,42 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay
-from mpidist.optimizers.rule import Rule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class AdamRule(Rule):
-    """The rule of `Adam`."""
+class Adam(Optimizer):
+    """Steps scaled by running means of the gradient and of its square.
+
+    In step t: ``m += (1 - beta_1) * (g - m)``, ``v += (1 - beta_2) * (g * g - v)``, then
+    ``p -= learning_rate * sqrt(1 - beta_2 ** t) / (1 - beta_1 ** t) * m / (sqrt(v) + epsilon)``.
+
+    Parameters
+    ----------
+    learning_rate : float or callable
+        See `Optimizer`.
+    beta_1, beta_2 : float
+    epsilon : float
+    **options
+        See `Optimizer`.
+    """
 
     slot_names = ("momentum", "velocity")
     scratch_count = 2
-    beta_1: float
-    beta_2: float
-    epsilon: float
+
+    def __init__(
+        self,
+        learning_rate: LearningRate = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
 
     def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
         step = iterations + 1
@@ -30,7 +52,7 @@ class AdamRule(Rule):
     def update_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
     ) -> None:
-        AdamRule.renew_slice(self, parameter, parameter, gradient, slots, slots, scratch, coefficients)
+        Adam.renew_slice(self, parameter, parameter, gradient, slots, slots, scratch, coefficients)
 
     def renew_slice(
         self,
@@ -55,36 +77,6 @@ class AdamRule(Rule):
         numpy.multiply(new_m, alpha, out=b)
         numpy.divide(b, a, out=b)
         numpy.subtract(parameter, b, out=new)
-
-
-class Adam(AdamRule, Optimizer):
-    """Steps scaled by running means of the gradient and of its square.
-
-    In step t: ``m += (1 - beta_1) * (g - m)``, ``v += (1 - beta_2) * (g * g - v)``, then
-    ``p -= learning_rate * sqrt(1 - beta_2 ** t) / (1 - beta_1 ** t) * m / (sqrt(v) + epsilon)``.
-
-    Parameters
-    ----------
-    learning_rate : float or callable
-        See `Optimizer`.
-    beta_1, beta_2 : float
-    epsilon : float
-    **options
-        See `Optimizer`.
-    """
-
-    def __init__(
-        self,
-        learning_rate: LearningRate = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-7,
-        **options: Unpack[OptimizerOptions],
-    ) -> None:
-        super().__init__(learning_rate, **options)
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
 
 
 class AdamW(Adam):

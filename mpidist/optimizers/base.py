@@ -84,6 +84,8 @@ class Optimizer(Rule):
 
     #: None in a rule by itself.
     _updates: Updates | None = None
+    #: What was looked at last, and where: the same list needs no other look there.
+    _checked: tuple[Any, VariableList | None] = (None, None)
 
     def __init__(
         self,
@@ -105,8 +107,6 @@ class Optimizer(Rule):
         clipping = Clipping(clipnorm, clipvalue, global_clipnorm)
         self._stages = GradientStages(gradient_accumulation_steps or 1, loss_scale, skip_nonfinite, clipping)
         self._lists = VariableLists()
-        # What was looked at last, and where: the same list needs no other look there.
-        self._checked: tuple[Any, VariableList | None] = (None, None)
         self._updates = context.get_strategy().extended.updates(self, None)
 
     def _meant(self, name: str) -> str:
@@ -136,14 +136,8 @@ class Optimizer(Rule):
             self._updates.iterations = value
         self._iterations = value
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the next step."""
-        return super().learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: LearningRate) -> None:
-        self._set_learning_rate(value)
+    def _set_learning_rate(self, value: LearningRate) -> None:
+        super()._set_learning_rate(value)
         if self._updates is not None:
             self._updates.set_learning_rate(value)
 
@@ -401,8 +395,8 @@ class Optimizer(Rule):
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a pickle holds: not which variables have been looked at, which is true of these only."""
-        return {**self.__dict__, "_lists": VariableLists(), "_checked": (None, None)}
+        """Return what a pickle holds: not what was looked at last, which is true of these variables only."""
+        return {name: value for name, value in vars(self).items() if name != "_checked"}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a reference where servers hold the variables: there is one such optimizer in a job."""
@@ -413,14 +407,10 @@ class Optimizer(Rule):
 def rule_of(optimizer: Rule) -> Rule:
     """Return the rule of an optimizer, for somebody else to update variables of his own with.  Local.
 
-    It has settings and learning rate, no steps, and nothing of the stages.  It is a rule of this package; of a user's
-    class, which may have another one, it is an instance without the rest.  Variables without weight decay are known by
-    name.
+    It is of the same class, and has settings and learning rate: no steps, slots, stages or lists.  Variables without
+    weight decay are known by name.
     """
-    kind: type = type(optimizer)
-    if kind.__module__.startswith(_OURS):
-        kind = next(each for each in kind.__mro__ if not issubclass(each, Optimizer))
-    rule: Rule = object.__new__(kind)
+    rule: Rule = object.__new__(type(optimizer))
     settings = vars(optimizer).items()
     rule.__dict__.update({name: value for name, value in settings if name not in _NOT_OF_THE_RULE})
     rule._without_decay, rule._iterations = [by_name(each) for each in optimizer._without_decay], 0
@@ -429,6 +419,3 @@ def rule_of(optimizer: Rule) -> Rule:
 
 #: What an optimizer has besides its rule.
 _NOT_OF_THE_RULE = frozenset({"_stages", "_updates", "_lists", "_checked"})
-
-#: Where this package's optimizers are.
-_OURS = Optimizer.__module__.rpartition(".")[0] + "."

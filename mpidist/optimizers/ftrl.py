@@ -8,23 +8,62 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions
-from mpidist.optimizers.rule import Rule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class FtrlRule(Rule):
-    """The rule of `Ftrl`."""
+class Ftrl(Optimizer):
+    """The minimum of all linearized losses so far, with penalties.
+
+    With ``root = accumulator ** -learning_rate_power``, before and after ``accumulator += g * g``:
+    ``linear += g + 2 * l2_shrinkage * p - (root_after - root_before) / learning_rate * p``, then
+    ``p = (clip(linear, -l1, l1) - linear) / ((root_after + beta) / learning_rate + 2 * l2)``.
+    Without penalties, and from 0, these are the steps of `Adagrad` with an epsilon of 0.
+
+    Parameters
+    ----------
+    learning_rate : float or callable
+        See `Optimizer`.  Above 0 at every step, else that step is a ValueError.
+    learning_rate_power : float
+        0 or less; at 0 the steps do not shrink.
+    initial_accumulator_value : float
+        0 or more.
+    l1_regularization_strength : float
+        0 or more; elements whose `linear` is not larger are exactly 0.
+    l2_regularization_strength, l2_shrinkage_regularization_strength : float
+        0 or more.
+    beta : float
+    **options
+        See `Optimizer`.  ``weight_decay`` changes `p` before the rule makes a new one of `linear`, as in Keras; a
+        penalty is what `l2_regularization_strength` is for.
+    """
 
     slot_names = ("accumulator", "linear")
     scratch_count = 2
-    learning_rate_power: float
-    initial_accumulator_value: float
-    l1_regularization_strength: float
-    l2_regularization_strength: float
-    l2_shrinkage_regularization_strength: float
-    beta: float
+
+    def __init__(
+        self,
+        learning_rate: LearningRate = 0.001,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        l2_shrinkage_regularization_strength: float = 0.0,
+        beta: float = 0.0,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        if not learning_rate_power <= 0:
+            raise ValueError(f"learning_rate_power must be 0 or less, got {learning_rate_power}")
+        self.learning_rate_power = learning_rate_power
+        self.initial_accumulator_value = _not_negative("initial_accumulator_value", initial_accumulator_value)
+        self.l1_regularization_strength = _not_negative("l1_regularization_strength", l1_regularization_strength)
+        self.l2_regularization_strength = _not_negative("l2_regularization_strength", l2_regularization_strength)
+        self.l2_shrinkage_regularization_strength = _not_negative(
+            "l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength
+        )
+        self.beta = _not_negative("beta", beta)
+        super().__init__(learning_rate, **options)
 
     def initial_slots(self) -> Mapping[str, float]:
         return {"accumulator": self.initial_accumulator_value}
@@ -66,56 +105,6 @@ class FtrlRule(Rule):
             numpy.sqrt(accumulator, out=out)
         else:
             numpy.power(accumulator, -self.learning_rate_power, out=out)
-
-
-class Ftrl(FtrlRule, Optimizer):
-    """The minimum of all linearized losses so far, with penalties.
-
-    With ``root = accumulator ** -learning_rate_power``, before and after ``accumulator += g * g``:
-    ``linear += g + 2 * l2_shrinkage * p - (root_after - root_before) / learning_rate * p``, then
-    ``p = (clip(linear, -l1, l1) - linear) / ((root_after + beta) / learning_rate + 2 * l2)``.
-    Without penalties, and from 0, these are the steps of `Adagrad` with an epsilon of 0.
-
-    Parameters
-    ----------
-    learning_rate : float or callable
-        See `Optimizer`.  Above 0 at every step, else that step is a ValueError.
-    learning_rate_power : float
-        0 or less; at 0 the steps do not shrink.
-    initial_accumulator_value : float
-        0 or more.
-    l1_regularization_strength : float
-        0 or more; elements whose `linear` is not larger are exactly 0.
-    l2_regularization_strength, l2_shrinkage_regularization_strength : float
-        0 or more.
-    beta : float
-    **options
-        See `Optimizer`.  ``weight_decay`` changes `p` before the rule makes a new one of `linear`, as in Keras; a
-        penalty is what `l2_regularization_strength` is for.
-    """
-
-    def __init__(
-        self,
-        learning_rate: LearningRate = 0.001,
-        learning_rate_power: float = -0.5,
-        initial_accumulator_value: float = 0.1,
-        l1_regularization_strength: float = 0.0,
-        l2_regularization_strength: float = 0.0,
-        l2_shrinkage_regularization_strength: float = 0.0,
-        beta: float = 0.0,
-        **options: Unpack[OptimizerOptions],
-    ) -> None:
-        if not learning_rate_power <= 0:
-            raise ValueError(f"learning_rate_power must be 0 or less, got {learning_rate_power}")
-        self.learning_rate_power = learning_rate_power
-        self.initial_accumulator_value = _not_negative("initial_accumulator_value", initial_accumulator_value)
-        self.l1_regularization_strength = _not_negative("l1_regularization_strength", l1_regularization_strength)
-        self.l2_regularization_strength = _not_negative("l2_regularization_strength", l2_regularization_strength)
-        self.l2_shrinkage_regularization_strength = _not_negative(
-            "l2_shrinkage_regularization_strength", l2_shrinkage_regularization_strength
-        )
-        self.beta = _not_negative("beta", beta)
-        super().__init__(learning_rate, **options)
 
 
 def _not_negative(name: str, value: float) -> float:

@@ -124,14 +124,9 @@ class Rule(abc.ABC):
         """Raise TypeError where `asked`, which sets the learning rate to a number, would end a schedule.  Local."""
         if self.has_schedule:
             raise TypeError(
-                f"{asked} would replace the schedule that is the learning rate of this {self._family}. Give the "
-                "optimizer a number as learning_rate, or set another schedule"
+                f"{asked} would replace the schedule that is the learning rate of this {type(self).__name__}. Give "
+                "the optimizer a number as learning_rate, or set another schedule"
             )
-
-    @property
-    def _family(self) -> str:
-        """What users call it."""
-        return type(self).__name__.removesuffix("Rule")
 
     # -- what a family says -------------------------------------------------------------------------------------------
 

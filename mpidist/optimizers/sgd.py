@@ -7,59 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions
-from mpidist.optimizers.rule import Rule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class SGDRule(Rule):
-    """The rule of `SGD`."""
-
-    momentum: float
-    nesterov: bool
-
-    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
-        return (learning_rate,)
-
-    def update_slice(
-        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
-    ) -> None:
-        if slots:
-            SGDRule.renew_slice(self, parameter, parameter, gradient, slots, slots, scratch, coefficients)
-            return
-        (step,) = scratch
-        numpy.multiply(gradient, coefficients[0], out=step)
-        numpy.subtract(parameter, step, out=parameter)
-
-    def renew_slice(
-        self,
-        new: Any,
-        parameter: Any,
-        gradient: Any,
-        new_slots: list[Any],
-        slots: list[Any],
-        scratch: list[Any],
-        coefficients: tuple[float, ...],
-    ) -> None:
-        (learning_rate,), (step,) = coefficients, scratch
-        if not slots:
-            numpy.multiply(gradient, learning_rate, out=new)
-            numpy.subtract(parameter, new, out=new)
-            return
-        (new_velocity,), (velocity,) = new_slots, slots
-        numpy.multiply(gradient, learning_rate, out=step)
-        numpy.multiply(velocity, self.momentum, out=new_velocity)
-        numpy.subtract(new_velocity, step, out=new_velocity)
-        if not self.nesterov:
-            numpy.add(parameter, new_velocity, out=new)
-            return
-        numpy.subtract(parameter, step, out=new)
-        numpy.multiply(new_velocity, self.momentum, out=step)
-        numpy.add(new, step, out=new)
-
-
-class SGD(SGDRule, Optimizer):
+class SGD(Optimizer):
     """Gradient descent: ``p -= learning_rate * g``.
 
     With momentum: ``velocity = momentum * velocity - learning_rate * g``, then ``p += velocity``; or, with
@@ -90,3 +43,42 @@ class SGD(SGDRule, Optimizer):
         self.slot_names = ("momentum",) if momentum else ()
         self.zero_gradient_changes_nothing = not momentum
         super().__init__(learning_rate, **options)
+
+    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
+        return (learning_rate,)
+
+    def update_slice(
+        self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
+    ) -> None:
+        if slots:
+            SGD.renew_slice(self, parameter, parameter, gradient, slots, slots, scratch, coefficients)
+            return
+        (step,) = scratch
+        numpy.multiply(gradient, coefficients[0], out=step)
+        numpy.subtract(parameter, step, out=parameter)
+
+    def renew_slice(
+        self,
+        new: Any,
+        parameter: Any,
+        gradient: Any,
+        new_slots: list[Any],
+        slots: list[Any],
+        scratch: list[Any],
+        coefficients: tuple[float, ...],
+    ) -> None:
+        (learning_rate,), (step,) = coefficients, scratch
+        if not slots:
+            numpy.multiply(gradient, learning_rate, out=new)
+            numpy.subtract(parameter, new, out=new)
+            return
+        (new_velocity,), (velocity,) = new_slots, slots
+        numpy.multiply(gradient, learning_rate, out=step)
+        numpy.multiply(velocity, self.momentum, out=new_velocity)
+        numpy.subtract(new_velocity, step, out=new_velocity)
+        if not self.nesterov:
+            numpy.add(parameter, new_velocity, out=new)
+            return
+        numpy.subtract(parameter, step, out=new)
+        numpy.multiply(new_velocity, self.momentum, out=step)
+        numpy.add(new, step, out=new)

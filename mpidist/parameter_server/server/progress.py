@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.rule import Rule
 from mpidist.options import settings
 from mpidist.parameter_server.consistency import Consistency
@@ -103,10 +102,7 @@ class ServerProgress:
     def show_rate(self, number: int) -> None:
         """Show the learning rate, NaN where it is more than a number that somebody has set."""
         optimizer = self.store.optimizers[number].optimizer
-        is_plain = not optimizer.has_schedule and type(optimizer).learning_rate in (
-            Rule.learning_rate,
-            Optimizer.learning_rate,
-        )
+        is_plain = not optimizer.has_schedule and type(optimizer).learning_rate is Rule.learning_rate
         self.ledger.reals[Ledger.rate_real(number)] = optimizer.learning_rate if is_plain else math.nan
 
 

@@ -260,13 +260,14 @@ class Store:
         if len(pushed) > 1:
             payload = target.mean_of([each for _, each in pushed])
         tables = target.tables_in(payload) + rows
-        rate = optimizer.optimizer.learning_rate
+        rule, steps = optimizer.optimizer, optimizer.optimizer.iterations
+        rate = rule.learning_rate
         begun: list[Key] = []
         copy = -1
         try:
             if not update.is_empty:
                 begun += self._in_place(target.plan)
-                copy = update.write(payload, rate, scale, optimizer.optimizer.iterations)
+                copy = update.write(payload, rate, scale, steps)
             for variable, indices, values in tables:
                 begun.append(variable.spec.key)
                 optimizer.update_rows(variable, indices, values, rate, scale)
@@ -279,7 +280,7 @@ class Store:
             update.commit(copy)
         for variable, *_ in tables:
             self._table_versions[variable.spec.key] += 1
-        optimizer.optimizer.iterations += 1
+        rule.iterations = steps + 1
 
     def _require_unbroken(self, optimizer: StoredOptimizer, plan: PushPlan) -> None:
         optimizer.require_whole()

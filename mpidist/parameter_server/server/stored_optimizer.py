@@ -88,8 +88,8 @@ class StoredOptimizer(ServedOptimizer):
         """Raise TornVariableError if slots have been torn."""
         if self._torn is not None:
             raise TornVariableError(
-                f"the slots of {self.optimizer._family} are torn: {self._torn}. They are neither the old nor "
-                "the new ones. Restore a checkpoint that has the optimizer"
+                f"the slots of {type(self.optimizer).__name__} are torn: {self._torn}. They are neither the old "
+                "nor the new ones. Restore a checkpoint that has the optimizer"
             )
 
     # -- tables -------------------------------------------------------------------------------------------------------
