@@ -13,7 +13,9 @@ from dataclasses import asdict, replace
 
 from mpidist.cluster.allocation import slurm_tasks
 from mpidist.cluster.launchers import Launcher, detect_launcher
+from mpidist.cluster.programs import said
 from mpidist.cluster.resolvers.mpi import start_mpi
+from mpidist.cluster.slurm_plugins import offered_plugins
 from mpidist.collectives.exchange.objects import all_gather_object
 from mpidist.commands.doctor_rank import observe
 from mpidist.commands.launch.mpirun import find_mpirun
@@ -93,24 +95,12 @@ def _alone(folder: str) -> Case:
 
 
 def _srun() -> tuple[tuple[str, ...] | None, str]:
-    """Return the plugins that srun has for MPI, None without srun, and the one that it takes by itself."""
-    listed = _output("srun", "--mpi=list")
-    if listed is None:
+    """Return the plugins that srun has for MPI, None where it shows none, and the one that it takes by itself."""
+    plugins = offered_plugins()
+    if not plugins:
         return None, ""
-    plugins = re.findall(r"^\s+(?!MPI plugin)([a-z][\w.-]*)\s*$|versions available: (.*)$", listed, re.MULTILINE)
-    names = [name for one, several in plugins for name in [one, *several.split(",")] if name]
-    config = _output("scontrol", "show", "config") or ""
-    default = re.search(r"^MpiDefault\s*=\s*(\S+)", config, re.MULTILINE)
-    return tuple(names), os.environ.get("SLURM_MPI_TYPE") or (default[1] if default else "none")
-
-
-def _output(*command: str) -> str | None:
-    """Return what a program prints; None where it is not there, or fails."""
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout + done.stderr if done.returncode == 0 else None
+    default = re.search(r"^MpiDefault\s*=\s*(\S+)", said(["scontrol", "show", "config"], 20), re.MULTILINE)
+    return plugins, os.environ.get("SLURM_MPI_TYPE") or (default[1] if default else "none")
 
 
 def _of_ranks(launcher: Launcher, options: Namespace) -> int:

@@ -89,7 +89,7 @@ class Case:
     mpirun, mpirun_error : str
         The launcher that belongs to it, or why there is none; both empty where nobody looked.
     plugins : tuple of str or None
-        What ``srun --mpi=list`` shows; None where there is no srun, or nobody looked.
+        What ``srun --mpi=list`` shows; None where there is no srun, it shows nothing, or nobody looked.
     plugin : str
         What srun takes by itself.
     join_error : str
