@@ -17,6 +17,7 @@ from mpidist.cluster.programs import said
 from mpidist.cluster.resolvers.mpi import start_mpi
 from mpidist.cluster.slurm_plugins import offered_plugins
 from mpidist.collectives.exchange.objects import all_gather_object
+from mpidist.commands import run
 from mpidist.commands.doctor_rank import observe
 from mpidist.commands.launch.mpirun import find_mpirun
 from mpidist.commands.launch.probe import probe_mpi
@@ -147,21 +148,7 @@ def _broken(case: Case, error: str, folder: str) -> Case:
 
 def _launch(folder: str) -> list[Finding]:
     """Return the findings of two ranks that `mpidist run` starts here."""
-    options = ["doctor", "--json", "--folder", folder]
-    command = [
-        sys.executable,
-        "-m",
-        "mpidist",
-        "run",
-        "--site",
-        os.devnull,
-        "--quiet",
-        "-n",
-        "2",
-        "-m",
-        "mpidist",
-        *options,
-    ]
+    command = [sys.executable, "-m", "mpidist", "run", *run.words_for(2, "doctor", "--json", "--folder", folder)]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LAUNCH_PATIENCE

@@ -110,6 +110,11 @@ def parser() -> Parser:
     return found
 
 
+def words_for(ranks: int, *command: str) -> list[str]:
+    """Return the arguments that start a command of mpidist on ranks of this machine, by no defaults of a site."""
+    return ["--site", os.devnull, "--quiet", "-n", str(ranks), "-m", "mpidist", *command]
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the arguments; leave by way of the parser, with a suggestion, where an option is unknown."""
     arguments, unknown = parser().parse_known_args(argv)
