@@ -112,8 +112,7 @@ def _of_ranks(launcher: Launcher, options: Namespace) -> int:
             raise LaunchError(f"{NO_MPI}=1 is set, so each task of {launcher.name} is a world of one rank")
         communicator = world_communicator()
         MPI = start_mpi(launcher)  # it runs already
-        vendor, version = MPI.get_vendor()
-        mpi = f"{vendor} {'.'.join(map(str, version))}"
+        mpi = communicator.transport.library
         level = next(
             name for name in dir(MPI) if name.startswith("THREAD_") and getattr(MPI, name) == MPI.Query_thread()
         )

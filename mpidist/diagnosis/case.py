@@ -5,7 +5,7 @@ These are plain values: they are sent between ranks, and written down by tests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -128,7 +128,7 @@ class Case:
         return found
 
 
-def ranks_text(ranks: list[int] | tuple[int, ...]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """Return ``rank 3``, ``ranks 0-3``, ``ranks 0, 2, 5``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
