@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
+
+from mpidist.cluster.programs import said
 
 #: MPI, by `family` -> the value of ``srun --mpi`` for it.
 PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2"}
@@ -25,22 +25,13 @@ def plugin_for(mpi: str) -> str | None:
 
 def offered_plugins() -> tuple[str, ...]:
     """Return the plugins that srun has here; none where there is no srun, or it does not say.  Local."""
-    srun = shutil.which("srun")
-    if srun is None:
-        return ()
-    try:
-        answer = subprocess.run(
-            [srun, "--mpi=list"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return listed_plugins(answer.stdout + answer.stderr)
+    return listed_plugins(said(["srun", "--mpi=list"], 20))
 
 
 def listed_plugins(text: str) -> tuple[str, ...]:
-    """Return the plugins in what ``srun --mpi=list`` prints: each on a line of its own, with or without ``srun:``."""
-    lines = (line.removeprefix("srun:").strip() for line in text.splitlines())
-    return tuple(line for line in lines if re.fullmatch(r"[a-z][a-z0-9_]*", line))
+    """Return what ``srun --mpi=list`` prints: a plugin in a line, with or without ``srun:``, and versions of one."""
+    found = re.findall(r"^(?:srun:)?[ \t]*([a-z][\w.-]*)[ \t]*$|versions available:(.*)$", text, re.MULTILINE)
+    return tuple(name.strip() for one, several in found for name in [one, *several.split(",")] if name.strip())
 
 
 def srun_cure(mpi: str, used: str = "", option: str = "") -> str:

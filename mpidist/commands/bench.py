@@ -117,9 +117,7 @@ def main(argv: Sequence[str]) -> int:
     words += ["--no-list"] * options.no_list
     words += ["--json", str(options.json.resolve())] if options.json else []
     try:
-        return run.main(
-            ["--site", os.devnull, "-n", str(options.ranks or _RANKS), "--quiet", "-m", "mpidist", "bench", *words]
-        )
+        return run.main(run.words_for(options.ranks or _RANKS, "bench", *words))
     except LaunchError as error:
         print(f"mpidist bench: {error}", file=sys.stderr)
         return 1

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpidist.arrays import GET_CUPY
-from mpidist.commands.launch.probe import without_launcher
+from mpidist.commands.launch.probe import ask_child
 from mpidist.device.cards import dotted_nccl, sharing_problem
 
 #: A line of the page: what, and what about it.
@@ -50,20 +48,9 @@ print("\\n" + json.dumps(found))
 def ask_cuda(timeout_seconds: float = 60.0) -> dict[str, Any]:
     """Return what a child process finds out about CuPy and the GPUs; Local."""
     try:
-        child = subprocess.run(
-            [sys.executable, "-c", _CHILD],
-            env=without_launcher(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-        )
-        return dict(json.loads(child.stdout.strip().splitlines()[-1]))
+        return ask_child(_CHILD, [], timeout_seconds, "imports CuPy")
     except subprocess.TimeoutExpired:
         return {"error": f"the process that imports CuPy did not answer in {timeout_seconds:g} s"}
-    except (IndexError, ValueError):
-        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        return {"error": f"the process that imports CuPy ended with status {child.returncode}: {last}"}
 
 
 def card_rows(

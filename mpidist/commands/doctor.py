@@ -13,8 +13,11 @@ from dataclasses import asdict, replace
 
 from mpidist.cluster.allocation import slurm_tasks
 from mpidist.cluster.launchers import Launcher, detect_launcher
+from mpidist.cluster.programs import said
 from mpidist.cluster.resolvers.mpi import start_mpi
+from mpidist.cluster.slurm_plugins import offered_plugins
 from mpidist.collectives.exchange.objects import all_gather_object
+from mpidist.commands import run
 from mpidist.commands.doctor_rank import observe
 from mpidist.commands.launch.mpirun import find_mpirun
 from mpidist.commands.launch.probe import probe_mpi
@@ -93,24 +96,12 @@ def _alone(folder: str) -> Case:
 
 
 def _srun() -> tuple[tuple[str, ...] | None, str]:
-    """Return the plugins that srun has for MPI, None without srun, and the one that it takes by itself."""
-    listed = _output("srun", "--mpi=list")
-    if listed is None:
+    """Return the plugins that srun has for MPI, None where it shows none, and the one that it takes by itself."""
+    plugins = offered_plugins()
+    if not plugins:
         return None, ""
-    plugins = re.findall(r"^\s+(?!MPI plugin)([a-z][\w.-]*)\s*$|versions available: (.*)$", listed, re.MULTILINE)
-    names = [name for one, several in plugins for name in [one, *several.split(",")] if name]
-    config = _output("scontrol", "show", "config") or ""
-    default = re.search(r"^MpiDefault\s*=\s*(\S+)", config, re.MULTILINE)
-    return tuple(names), os.environ.get("SLURM_MPI_TYPE") or (default[1] if default else "none")
-
-
-def _output(*command: str) -> str | None:
-    """Return what a program prints; None where it is not there, or fails."""
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout + done.stderr if done.returncode == 0 else None
+    default = re.search(r"^MpiDefault\s*=\s*(\S+)", said(["scontrol", "show", "config"], 20), re.MULTILINE)
+    return plugins, os.environ.get("SLURM_MPI_TYPE") or (default[1] if default else "none")
 
 
 def _of_ranks(launcher: Launcher, options: Namespace) -> int:
@@ -121,8 +112,7 @@ def _of_ranks(launcher: Launcher, options: Namespace) -> int:
             raise LaunchError(f"{NO_MPI}=1 is set, so each task of {launcher.name} is a world of one rank")
         communicator = world_communicator()
         MPI = start_mpi(launcher)  # it runs already
-        vendor, version = MPI.get_vendor()
-        mpi = f"{vendor} {'.'.join(map(str, version))}"
+        mpi = communicator.transport.library
         level = next(
             name for name in dir(MPI) if name.startswith("THREAD_") and getattr(MPI, name) == MPI.Query_thread()
         )
@@ -157,21 +147,7 @@ def _broken(case: Case, error: str, folder: str) -> Case:
 
 def _launch(folder: str) -> list[Finding]:
     """Return the findings of two ranks that `mpidist run` starts here."""
-    options = ["doctor", "--json", "--folder", folder]
-    command = [
-        sys.executable,
-        "-m",
-        "mpidist",
-        "run",
-        "--site",
-        os.devnull,
-        "--quiet",
-        "-n",
-        "2",
-        "-m",
-        "mpidist",
-        *options,
-    ]
+    command = [sys.executable, "-m", "mpidist", "run", *run.words_for(2, "doctor", "--json", "--folder", folder)]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LAUNCH_PATIENCE

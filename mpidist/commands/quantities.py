@@ -24,7 +24,7 @@ _BYTES = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
     "M": 2**20,
     "G": 2**30,
 }
-_SECONDS = {"": 1, "s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_SECONDS = {"": 1, "h": 3600, "m": 60, "s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _RATES = {"B/s": 1, "KB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12} | {
     "bit/s": 1 / 8,
     "Kbit/s": 1e3 / 8,
@@ -46,8 +46,8 @@ def nbytes(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Return a time in seconds: ``2us``, ``600ns``, ``0.5``."""
-    return _scaled(text, _SECONDS, "a time such as 2us, 600ns or 1e-6")
+    """Return a time in seconds: ``600ns``, ``2us``, ``0.5``, ``5m``, ``2h``."""
+    return _scaled(text, _SECONDS, "a time such as 600ns, 2us, 0.5 or 5m")
 
 
 def duration(text: str) -> float:
@@ -71,9 +71,10 @@ def seconds_per_byte(text: str) -> float:
 
 def _scaled(text: str, units: dict[str, float], expected: str) -> float:
     match = _NUMBER.fullmatch(text)
-    if match is None or match[2] not in units or not math.isfinite(float(match[1])):
+    found = float(match[1]) * units[match[2]] if match and match[2] in units else math.inf
+    if found == math.inf:
         raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
-    return float(match[1]) * units[match[2]]
+    return found
 
 
 def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 import shlex
@@ -41,6 +40,7 @@ from mpidist.commands.launch.room import least_room
 from mpidist.commands.launch.site_options import fill_in, flags, site_options, used_defaults
 from mpidist.commands.launch.supervisor import Ended, supervise
 from mpidist.commands.parser import Parser
+from mpidist.commands.quantities import count, duration
 from mpidist.commands.site_page import show, sources
 from mpidist.errors import ClusterResolutionError, LaunchError
 from mpidist.jobs.site import NAME, Default, read_site, site_files
@@ -89,7 +89,7 @@ def parser() -> Parser:
         argument_default=argparse.SUPPRESS,
     )
     add = found.add_argument
-    add("-n", "-np", "--ranks", type=_positive, metavar="RANKS", help="how many ranks")
+    add("-n", "-np", "--ranks", type=count, metavar="RANKS", help="how many ranks")
     hosts = found.add_mutually_exclusive_group()
     hosts.add_argument("--hosts", metavar="LIST", help="where: node1:4,node2:4; without numbers, the same on each")
     hosts.add_argument("--hostfile", metavar="FILE", help="the same, a line a host: node1:4, or node1 places=4")
@@ -97,7 +97,7 @@ def parser() -> Parser:
     output = found.add_mutually_exclusive_group()
     output.add_argument("--tag", action="store_true", help="begin each line of a rank with its number: [3] ...")
     output.add_argument("--log-dir", metavar="DIR", help="what rank 3 prints goes to the end of DIR/rank3.log")
-    add("--timeout", type=_seconds, metavar="SECONDS", help="end the job after so long, with status 124")
+    add("--timeout", type=duration, metavar="TIME", help="end the job after so long, 90 or 5m, with status 124")
     tolerant = "go on when a rank dies that others can do without (Open MPI 5)"
     add("--fault-tolerant", action="store_true", help=tolerant)
     add("--launcher-args", metavar="'...'", help="for mpirun, as one word: --launcher-args='--mca btl ^tcp'")
@@ -110,6 +110,11 @@ def parser() -> Parser:
     return found
 
 
+def words_for(ranks: int, *command: str) -> list[str]:
+    """Return the arguments that start a command of mpidist on ranks of this machine, by no defaults of a site."""
+    return ["--site", os.devnull, "--quiet", "-n", str(ranks), "-m", "mpidist", *command]
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the arguments; leave by way of the parser, with a suggestion, where an option is unknown."""
     arguments, unknown = parser().parse_known_args(argv)
@@ -117,26 +122,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         word = unknown[0]
         parser().refuse(word, f"one of mpirun's own goes into --launcher-args='{word} ...'", instead_of(word))
     return arguments
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text!r}")
-    return seconds
-
-
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number of ranks, got {text!r}") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"at least 1 rank is needed, got {number}")
-    return number
 
 
 def main(argv: Sequence[str]) -> int:

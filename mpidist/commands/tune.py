@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -36,9 +35,9 @@ def main(argv: Sequence[str]) -> int:
     if options.largest < 1 << 16:
         parser().error(f"--largest must be 64KiB or more, got {options.largest} bytes")
     if options.ranks is not None:
-        launch = ["--site", os.devnull, "--quiet", "-n", str(options.ranks), "-m", "mpidist", "tune"]
         flags = [flag for flag, asked in (("--json", options.json), ("--dry-run", options.dry_run)) if asked]
-        return run.main([*launch, "--largest", str(options.largest), "--seconds", str(options.seconds), *flags])
+        budget = ["--largest", str(options.largest), "--seconds", str(options.seconds)]
+        return run.main(run.words_for(options.ranks, "tune", *budget, *flags))
     if detect_launcher() is None:
         parser().error("-n RANKS is needed, or a launcher such as srun: mpidist tune -n 2")
     try:
@@ -61,7 +60,7 @@ def parser() -> Parser:
     )
     found = Parser("tune", what, _EXAMPLES)
     add = found.add_argument
-    add("-n", "-np", "--ranks", type=int, metavar="RANKS", help="start so many ranks on this machine")
+    add("-n", "-np", "--ranks", type=quantities.count, metavar="RANKS", help="start so many ranks on this machine")
     add("--largest", type=quantities.nbytes, default=LARGEST_BYTES, metavar="BYTES", help="longest all-reduce (256MiB)")
     add("--seconds", type=quantities.seconds, default=BUDGET_SECONDS, help="about how long it may take at most (50)")
     add("--json", action="store_true", help="print the figures as JSON")

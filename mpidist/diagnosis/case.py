@@ -5,7 +5,7 @@ These are plain values: they are sent between ranks, and written down by tests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -89,7 +89,7 @@ class Case:
     mpirun, mpirun_error : str
         The launcher that belongs to it, or why there is none; both empty where nobody looked.
     plugins : tuple of str or None
-        What ``srun --mpi=list`` shows; None where there is no srun, or nobody looked.
+        What ``srun --mpi=list`` shows; None where there is no srun, it shows nothing, or nobody looked.
     plugin : str
         What srun takes by itself.
     join_error : str
@@ -128,7 +128,7 @@ class Case:
         return found
 
 
-def ranks_text(ranks: list[int] | tuple[int, ...]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """Return ``rank 3``, ``ranks 0-3``, ``ranks 0, 2, 5``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from mpidist.diagnosis.case import Case, NodePair, Observation
 from mpidist.diagnosis.finding import Finding, fail, ok, warn
+from mpidist.errors import counted
+from mpidist.reporting.quantities import show_bytes
 
 #: Variables that name interfaces, a comma between them -> whether the beginning of a name is enough.
 _CHOOSING = {
@@ -84,8 +86,7 @@ def check_pairs(case: Case) -> Iterator[Finding]:
         yield warn(text, "export OMPI_MCA_pml=ucx")
     if not slow and not beside:
         best = max(pairs, key=lambda pair: pair.bytes_per_second)
-        count = "1 pair" if len(pairs) == 1 else f"{len(pairs)} pairs"
-        yield ok(f"{count}: {_rate(usual)}{_through(best.through)}")
+        yield ok(f"{counted(len(pairs), 'pair')}: {_rate(usual)}{_through(best.through)}")
 
 
 def _without(case: Case, slow: Sequence[NodePair]) -> str:
@@ -107,7 +108,7 @@ def _through(interface: str) -> str:
 
 
 def _rate(bytes_per_second: float) -> str:
-    return f"{bytes_per_second / 1e9:.3g} GB/s" if bytes_per_second >= 1e9 else f"{bytes_per_second / 1e6:.3g} MB/s"
+    return f"{show_bytes(bytes_per_second)}/s"
 
 
 def check_clocks(case: Case) -> Iterator[Finding]:
@@ -132,4 +133,4 @@ def check_all_reduce(case: Case) -> Iterator[Finding]:
             f"MPIDIST_SHARED_MEMORY=0 MPIDIST_ALGORITHM=native mpidist run -n {case.size} -m mpidist doctor",
         )
     elif joint.reduction_bytes:
-        yield ok(f"{joint.reduction_bytes / 1e6:.3g} MB, right on {case.size} ranks")
+        yield ok(f"{show_bytes(joint.reduction_bytes)}, right on {case.size} ranks")

@@ -179,12 +179,7 @@ def _check_script(script: str) -> None:
 
 
 def _check_sizes(asked: Request) -> None:
-    for name in ("nodes", "ranks_per_node", "cores"):
-        if getattr(asked, name) < 1:
-            raise ValueError(f"{_option(name)} {getattr(asked, name)}: expected a whole number, 1 or more")
-    for name in ("gpus_per_node", "cores_per_node", "memory", "servers", "requeue", "save_before"):
-        if getattr(asked, name) < 0:
-            raise ValueError(f"{_option(name)} {getattr(asked, name)}: expected a whole number, 0 or more")
+    """Refuse more ranks than a node has cores for; `parse_count` and `parse_number` have seen to each number."""
     needed, there = asked.ranks_per_node * asked.cores, asked.cores_per_node
     if there and needed > there:
         ranks = f"{asked.ranks_per_node} ranks of {asked.cores} cores need {needed} cores of a node, which has {there}"

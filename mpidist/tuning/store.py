@@ -155,14 +155,17 @@ def load_choices(communicator: Communicator, watch: Watch) -> Choices | None:
 
 def processor(proc: Path = Path("/proc/cpuinfo"), cpus: Path = Path("/sys/devices/system/cpu")) -> str:
     """Return model, cores and caches in one line; the machine's type where the system tells no more (Local)."""
-    model = platform.machine()
-    with suppress(OSError):
-        names = [
-            line.partition(":")[2].strip() for line in proc.read_text().splitlines() if line.startswith("model name")
-        ]
-        model = names[0] if names else model
     caches = [_cache(index) for index in sorted(cpus.glob("cpu0/cache/index*"))]
-    return ", ".join([model, f"{os.cpu_count()} cores", *filter(None, caches)])
+    return ", ".join([processor_model(proc), f"{os.cpu_count()} cores", *filter(None, caches)])
+
+
+def processor_model(proc: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the model of this machine's processor; the machine's type where the system does not tell (Local)."""
+    with suppress(OSError):
+        for line in proc.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _cache(index: Path) -> str:

@@ -43,7 +43,7 @@ _INSTEAD = {
     **dict.fromkeys(["output-filename", "output-directory", "outfile-pattern", "errfile-pattern"], "--log-dir DIR"),
     **dict.fromkeys(["output", "merge-stderr-to-stdout", "xml"], "--tag or --log-dir DIR"),
     **dict.fromkeys(["n", "np", "c"], "-n RANKS"),
-    "timeout": "--timeout SECONDS",
+    "timeout": "--timeout TIME",
 }
 
 

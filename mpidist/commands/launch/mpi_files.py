@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
+
+from mpidist.cluster.programs import said
 
 #: Of the launcher's own machine: daemons on other hosts make their folders where they always do.
 _SESSION = "PRTE_MCA_prte_local_tmpdir_base"
@@ -29,13 +30,13 @@ def open_mpi_folders(launcher: Sequence[str], environ: Mapping[str, str], folder
 
     Neither where the user has placed it, nor where the launcher is not that of Open MPI 5 or later.
     """
-    if "btl_sm_backing_directory:source:default" in _said(launcher, environ, "ompi_info", *_SEGMENTS_PLACED):
+    if "btl_sm_backing_directory:source:default" in _says(launcher, environ, "ompi_info", *_SEGMENTS_PLACED):
         try:
             os.mkdir(_segments(folder), 0o700)
         except OSError:  # the names in /dev/shm will do, as nearly always
             pass
     # the launcher refuses two places
-    values = _SESSION_PLACED.findall(_said(launcher, environ, "prte_info", "--all"))
+    values = _SESSION_PLACED.findall(_says(launcher, environ, "prte_info", "--all"))
     is_placed = any(values) or any("tmpdir_base" in word for word in launcher)
     return {_SESSION: folder} if values and not is_placed else {}
 
@@ -49,15 +50,6 @@ def _segments(folder: str) -> str:
     return SEGMENTS + os.path.basename(folder).removeprefix(RUN)
 
 
-def _said(launcher: Sequence[str], environ: Mapping[str, str], program: str, *words: str) -> str:
-    """Return what a program beside the launcher says of variables and configuration files; nothing if there is none."""
-    path = shutil.which(program, path=os.path.dirname(launcher[0]))
-    if path is None:
-        return ""
-    try:
-        answer = subprocess.run(
-            [path, *words], env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return " ".join(answer.stdout.split())
+def _says(launcher: Sequence[str], environ: Mapping[str, str], program: str, *words: str) -> str:
+    """Return in one line what a program beside the launcher says of variables and configuration files."""
+    return " ".join(said([os.path.join(os.path.dirname(launcher[0]), program), *words], 20, environ).split())

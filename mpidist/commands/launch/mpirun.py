@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 import site
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mpidist.cluster.programs import said
 from mpidist.commands.launch.probe import GET_MPI, MpiFound
 from mpidist.errors import LaunchError
 from mpidist.packages import pip_install
@@ -98,20 +98,10 @@ def mpiruns() -> Iterator[Mpirun]:
             path = shutil.which(name, path=folder)
             if path and os.path.realpath(path) not in seen:
                 seen.add(os.path.realpath(path))
-                vendor, version = parse_version(_ask_version(path))
+                vendor, version = parse_version(said([path, "--version"], 20))
                 yield Mpirun(path, vendor, version)
 
 
 def _folders() -> list[str]:
     beside = [os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin"), os.path.join(site.getuserbase(), "bin")]
     return [folder for folder in [*beside, *os.get_exec_path()] if folder]
-
-
-def _ask_version(path: str) -> str:
-    try:
-        answer = subprocess.run(
-            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{type(error).__name__}: {error}"
-    return answer.stdout + answer.stderr

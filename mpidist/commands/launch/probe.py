@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from mpidist.packages import pip_install
 
@@ -66,29 +68,30 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def ask_child(code: str, words: Sequence[str], seconds: float, what: str) -> dict[str, Any]:
+    """Return the line of JSON that a Python of its own prints last, else why it failed, under ``"error"``.  Local.
+
+    `what` it does is for that text.  TimeoutExpired after so many seconds.
+    """
+    child = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env=without_launcher(os.environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    with suppress(IndexError, ValueError):
+        if child.returncode == 0:
+            return dict(json.loads(child.stdout.strip().splitlines()[-1]))
+    last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+    return {"error": f"the process that {what} ended with status {child.returncode}: {last}"}
+
+
 def probe_mpi(start: bool = False, timeout_seconds: float = 20.0) -> MpiFound:
     """Return what a child process finds out about the MPI library that mpi4py loads."""
-    command = [sys.executable, "-c", _CHILD, *(["init"] if start else [])]
     try:
-        child = subprocess.run(
-            command,
-            env=without_launcher(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-        )
+        found = ask_child(_CHILD, ["init"] if start else [], timeout_seconds, "loads MPI")
     except subprocess.TimeoutExpired:
         return MpiFound(error=f"loading MPI took more than {timeout_seconds:g} s")
-    return _parse(child.stdout, child.stderr, child.returncode)
-
-
-def _parse(stdout: str, stderr: str, status: int) -> MpiFound:
-    lines = stdout.strip().splitlines()
-    if status != 0 or not lines:
-        last = (stderr.strip().splitlines() or ["no message"])[-1]
-        return MpiFound(error=f"the process that loads MPI ended with status {status}: {last}")
-    found = json.loads(lines[-1])
-    for name in ("version", "standard"):
-        found[name] = tuple(found.get(name, ()))
-    return MpiFound(**found)
+    return MpiFound(**found | {name: tuple(found.get(name, ())) for name in ("version", "standard")})

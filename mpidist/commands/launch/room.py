@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from mpidist.cluster.allocation import Allocation, HostShare
 from mpidist.commands.launch.cores import Cores
+from mpidist.errors import counted
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,7 @@ class Room:
     @property
     def ranks_there(self) -> str:
         """How many ranks are on which host, such as ``2 ranks on node1``."""
-        count = f"{self.ranks} rank" if self.ranks == 1 else f"{self.ranks} ranks"
-        return f"{count} on {self.host}" if self.host else count
+        return counted(self.ranks, "rank") + (f" on {self.host}" if self.host else "")
 
 
 def least_room(ranks_of: Mapping[str, int], visible: Cores, allocation: Allocation | None) -> Room:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mpidist.cluster.join_notes import JOINED, JOINING, PROCESS
 from mpidist.commands.launch.rank_processes import alive
+from mpidist.diagnosis.case import ranks_text
 from mpidist.options import Settings
 
 _LOOK_SECONDS = 0.5
@@ -62,7 +63,7 @@ def judge(ranks: Sequence[RankState], warn_seconds: float, timeout_seconds: floa
     ended = [rank for rank, state in enumerate(ranks) if state.ended]
     if ended and waited >= _GRACE_SECONDS:
         return Verdict(
-            f"{_named(ended)} ended before all ranks had joined; {_named(waiting)} {_wait(waiting)} for "
+            f"{ranks_text(ended)} ended before all ranks had joined; {ranks_text(waiting)} {_wait(waiting)} for "
             f"{'it' if len(ended) == 1 else 'them'} in MPI's start-up, which has no end. Every rank must come to the "
             f"first strategy. The job was ended",
             fatal=True,
@@ -81,12 +82,8 @@ def judge(ranks: Sequence[RankState], warn_seconds: float, timeout_seconds: floa
 
 def _sentence(waiting: Sequence[int], late: Sequence[int], waited: float) -> str:
     """Return who waits for whom."""
-    begin = f"{_named(waiting)} {_wait(waiting)} in MPI's start-up, for {waited:.0f} s by now"
-    return f"{begin}; {_named(late)} {'has' if len(late) == 1 else 'have'} not come to it" if late else begin
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+    begin = f"{ranks_text(waiting)} {_wait(waiting)} in MPI's start-up, for {waited:.0f} s by now"
+    return f"{begin}; {ranks_text(late)} {'has' if len(late) == 1 else 'have'} not come to it" if late else begin
 
 
 def _wait(ranks: Sequence[int]) -> str:

@@ -28,10 +28,11 @@ def srun_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, prints: str) -> 
     monkeypatch.setenv("PATH", str(folder))
 
 
-def test_plugins_are_the_lines_of_one_word() -> None:
-    assert listed_plugins(LIST) == ("pmix", "none", "cray_shasta", "pmi2")
+def test_plugins_are_the_lines_of_one_word_and_versions() -> None:
+    assert listed_plugins(LIST) == ("pmix", "none", "cray_shasta", "pmi2", "pmix_v4")
+    assert listed_plugins("specific pmix plugin versions available: pmix_v4,pmix_v5\n") == ("pmix_v4", "pmix_v5")
     assert listed_plugins(OLD_LIST) == ("pmi2", "none")
-    assert listed_plugins("srun: error: no such option\n") == ()
+    assert listed_plugins("srun: error: no such option, none\n") == ()
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_plugins_are_the_lines_of_one_word() -> None:
             "Open MPI 5.0.11",
             "pmi2",
             LIST,
-            "Start with `srun --mpi=pmix` (`srun --mpi=list` here: cray_shasta, none, pmi2, pmix)",
+            "Start with `srun --mpi=pmix` (`srun --mpi=list` here: cray_shasta, none, pmi2, pmix, pmix_v4)",
         ),
         ("MPICH 5.0.2", "", OLD_LIST, "Start with `srun --mpi=pmi2` (`srun --mpi=list` here: none, pmi2)"),
         (

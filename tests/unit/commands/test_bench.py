@@ -53,7 +53,7 @@ def test_options_are_passed_to_the_ranks(monkeypatch, tmp_path):
     words = ["-n", "3", "--sizes", "4", "64KiB", "--no-list", "--rounds", "5", "--json", "x.json"]
     assert main(["bench", *words]) == 7
     (line,) = started
-    assert line[:8] == ["--site", os.devnull, "-n", "3", "--quiet", "-m", "mpidist", "bench"]
+    assert line[:8] == ["--site", os.devnull, "--quiet", "-n", "3", "-m", "mpidist", "bench"]
     options = bench.parser().parse_args(line[8:])
     assert (options.sizes, options.no_list, options.rounds) == ([4, 65536], True, 5)
     assert options.json == tmp_path / "x.json" and options.ranks is None

@@ -79,6 +79,7 @@ def test_the_header_prints_the_same_script_again(capsys):
         (["slrum", "train.py"], "'slrum' is not a scheduler; expected one of slurm, pbs, lsf, sge, flux"),
         (["slurm", "trian.py"], "there is no file 'trian.py'"),
         (["slurm", "--nodes", "0", "train.py"], "--nodes: '0': expected a whole number, 1 or more"),
+        (["slurm", "--gpus-per-node=-1", "train.py"], "--gpus-per-node: '-1': expected a whole number, 0 or more"),
         (["slurm", "--nodes", "1", "--nodes", "2", "train.py"], "--nodes: expected one value, got 2"),
         (["slurm", "--time", "soon", "train.py"], "--time: 'soon': expected a time such as 90m"),
         (["slurm", "--node", "2", "train.py"], "there is no option --node; did you mean --nodes?"),

@@ -19,7 +19,10 @@ def test_sizes(text: str, number: int) -> None:
     assert quantities.nbytes(text) == number
 
 
-@pytest.mark.parametrize("text, number", [("2us", 2e-6), ("600ns", 6e-7), ("0.5", 0.5), ("3 ms", 3e-3), ("1s", 1.0)])
+@pytest.mark.parametrize(
+    "text, number",
+    [("2us", 2e-6), ("600ns", 6e-7), ("0.5", 0.5), ("3 ms", 3e-3), ("1s", 1.0), ("5m", 300), ("1.5h", 5400)],
+)
 def test_times(text: str, number: float) -> None:
     assert quantities.seconds(text) == pytest.approx(number)
 
@@ -36,6 +39,7 @@ def test_rates(text: str, number: float) -> None:
         (quantities.nbytes, "-1"),
         (quantities.nbytes, ""),
         (quantities.nbytes, "1e999"),
+        (quantities.nbytes, "1e308TB"),
         (quantities.seconds, "2 minutes"),
         (quantities.seconds, "nan"),
         (quantities.seconds_per_byte, "25GB"),

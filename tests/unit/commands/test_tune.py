@@ -111,8 +111,8 @@ def test_info_says_when_a_setting_decides(alone, monkeypatch, variable, value, s
         (["--largest", "1000"], "--largest must be 64KiB or more, got 1000"),
         (["--largest", "much"], "expected a size"),
         (["--seconds", "soon"], "expected a time"),
-        (["-n", "two"], "invalid int value"),
-        (["-n", "0"], "at least 1 rank is needed, got 0"),
+        (["-n", "two"], "mpidist tune: error: argument -n/-np/--ranks: 'two': expected a whole number, 1 or more"),
+        (["-n", "0"], "mpidist tune: error: argument -n/-np/--ranks: '0': expected a whole number, 1 or more"),
         (["--fast"], "there is no option --fast; "),
     ],
 )

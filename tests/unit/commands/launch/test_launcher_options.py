@@ -16,7 +16,7 @@ from mpidist.errors import LaunchError
         (["--tag-output"], "--tag"),
         (["-prepend-rank"], "--tag"),
         (["-outfile-pattern", "x%r"], "--log-dir DIR"),
-        (["--bind-to", "none", "--timeout", "3"], "--timeout SECONDS"),
+        (["--bind-to", "none", "--timeout", "3"], "--timeout TIME"),
         (["-np", "4"], "-n RANKS"),
     ],
 )
