@@ -77,6 +77,7 @@ if [ -n "$reason" ] && [ -z "$ended" ]; then
         echo "$(date '+%F %T') $reason: the job goes back to the queue"
         # Flux does not requeue: the script is submitted once more, to the instance around this job.
         cp "$0" "$folder/job.sh" && flux --parent batch --env=RESTARTS="$((restarts + 1))" "$folder/job.sh"
+        [ $? -eq 0 ] || echo "$(date '+%F %T') the queue has not taken it: submit the script again to go on"
     else
         echo "$(date '+%F %T') $reason, after 10 restarts, which is the limit: submit the script again to go on"
     fi

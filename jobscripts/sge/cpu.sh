@@ -82,6 +82,7 @@ if [ -n "$reason" ] && [ -z "$ended" ]; then
         echo "$(date '+%F %T') $reason: the job goes back to the queue"
         # Not exit 99: a job of several nodes would then wait for "clean up of a previous run" (8.1.9).
         cp "$0" "$folder/job.sh" && qsub -v RESTARTS="$((restarts + 1))" "$folder/job.sh"
+        [ $? -eq 0 ] || echo "$(date '+%F %T') the queue has not taken it: submit the script again to go on"
     else
         echo "$(date '+%F %T') $reason, after 10 restarts, which is the limit: submit the script again to go on"
     fi

@@ -82,6 +82,7 @@ if [ -n "$reason" ] && [ -z "$ended" ]; then
     if [ "$restarts" -lt 10 ]; then
         echo "$(date '+%F %T') $reason: the job goes back to the queue"
         scontrol requeue "$SLURM_JOB_ID"
+        [ $? -eq 0 ] || echo "$(date '+%F %T') the queue has not taken it: submit the script again to go on"
     else
         echo "$(date '+%F %T') $reason, after 10 restarts, which is the limit: submit the script again to go on"
     fi

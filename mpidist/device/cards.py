@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mpidist.errors import DeviceError
-from mpidist.runtime.process_identity import boot_id
+from mpidist.own_machine import boot_id
 
 #: The first version of NCCL that lets several ranks have one card, and the variable that says so.
 SHARING_VERSION, SHARING_VARIABLE = 23000, "NCCL_MULTI_RANK_GPU_ENABLE"

@@ -9,14 +9,10 @@ import hashlib
 import os
 import platform
 import re
-from pathlib import Path
 from typing import NamedTuple
 
+from mpidist.own_machine import boot_id, process_numbers
 from mpidist.runtime import board
-
-#: What tells a machine from others: the number of its start, which containers share, and its numbering of processes, of
-#: which a container may have one of its own.
-BOOT_ID, PROCESS_NUMBERS = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
 
 _TAG = re.compile(r"(.+)-([0-9a-f]{8})-(\d+)-(\d+)")
 _HOST_CHARACTERS = 40
@@ -57,22 +53,6 @@ class ProcessIdentity(NamedTuple):
     def lives(self) -> bool | None:
         """Whether it runs; None if that cannot be seen from here."""
         return board.lives(self.process, self.started) if self.machine == _machine() else None
-
-
-def boot_id() -> str:
-    """Return the number of the machine's start; "" where the system has none.  Local."""
-    try:
-        return Path(BOOT_ID).read_text().strip()
-    except OSError:
-        return ""
-
-
-def process_numbers() -> str:
-    """Return the name of this process's numbering of processes; "" where the system has none.  Local."""
-    try:
-        return os.readlink(PROCESS_NUMBERS)
-    except OSError:
-        return ""
 
 
 def _machine() -> str:

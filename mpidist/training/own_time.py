@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy
 
@@ -12,7 +12,8 @@ import numpy
 _SLOW = 1.1
 
 
-class SlowReplica(NamedTuple):
+@dataclass(frozen=True)
+class SlowReplica:
     """The replica with the longest time of its own, and how many times the median of the others that is.
 
     Attributes

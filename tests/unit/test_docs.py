@@ -348,28 +348,32 @@ def test_the_row_of_training_steps_has_what_was_measured():
     assert command == " ".join(run["command"][:5])
 
 
-#: Tables of training steps: the page, the files side by side, their contenders, and the models by title and name there.
+#: Tables of training steps: the page, the file, the contenders, and the models by title and name there.
 _STEP_TABLES = (
     (
-        *("torch.md", ["torch_steps-2"], ["nothing", "mpidist", "DDP", "fused", "naive"]),
+        *("torch.md", "torch_steps-2", ["nothing", "mpidist", "DDP", "fused", "naive"]),
         {name: name for name in ("MLP, 150,000", "MLP, 2.2 million", "ResNet-18, 11 million", "MLP, 25 million")},
     ),
     (
-        *("jax.md", ["jax_trees-2"], ["bare", "ours", "weighted", "Horovod's pattern"]),
+        *("jax.md", "jax_trees-2", ["bare", "ours", "weighted", "Horovod's pattern"]),
         {
             "150,000": "150 thousand, 6 tensors",
             "2.2 million": "2.2 million, 6 tensors",
             "25 million": "25 million, 20 tensors, 4 rows",
         },
     ),
-    (
-        *("keras.md", ["keras_step-jax-2", "keras_step-torch-2"], ["alone", "distributed", "reduction", "seam"]),
-        {
-            "9,000": "8970 parameters",
-            "150,000": "149110 parameters",
-            "2.2 million": "2212710 parameters",
-            "25 million": "24978570 parameters",
-        },
+    *(
+        (
+            *("keras.md", f"keras_step-{backend.lower().removeprefix('py')}-2"),
+            ["alone", "distributed", "reduction", "seam"],
+            {
+                f"{backend}, 9,000": "8970 parameters",
+                f"{backend}, 150,000": "149110 parameters",
+                f"{backend}, 2.2 million": "2212710 parameters",
+                f"{backend}, 25 million": "24978570 parameters",
+            },
+        )
+        for backend in ("JAX", "PyTorch")
     ),
 )
 
@@ -386,15 +390,31 @@ def steps_in(file: str, model: str) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("page", "files", "contenders", "title", "model"),
+    ("page", "file", "contenders", "title", "model"),
     [(*table[:3], *names) for table in _STEP_TABLES for names in table[3].items()],
 )
-def test_a_training_step_takes_what_was_measured(page, files, contenders, title, model):
-    launches = [steps_in(file, model) for file in files]
-    assert {len(each) for each in launches} == {7}
-    measured = [median_of(each, who) for each in launches for who in contenders]
-    for cell, figure in zip(cells((ROOT / "docs" / page).read_text(), title), measured, strict=True):
-        assert _is_rounded(cell, figure)
+def test_a_training_step_takes_what_was_measured(page, file, contenders, title, model):
+    launches = steps_in(file, model)
+    assert len(launches) == 7
+    for cell, who in zip(cells((ROOT / "docs" / page).read_text(), title), contenders, strict=True):
+        assert _is_rounded(cell, median_of(launches, who))
+
+
+def test_sums_during_the_backward_pass_take_what_was_measured():
+    page = (ROOT / "docs" / "torch.md").read_text()
+    launches = json.loads((RESULTS / "torch_overlap.json").read_text())["launches"]
+    for launch in launches:
+        rate = int(launch["rate"].removesuffix("mbit"))
+        for name, case in launch["cases"].items():
+            alone, ours, after, theirs = (
+                1e3 * case["seconds"][who] for who in ("nothing", "mpidist DDP", "no overlap", "DDP")
+            )
+            wire = case["bytes"] * 8 / (rate * 1e3)
+            *shown, of_bound = cells(page, f"{rate} Mbit/s, {name}")
+            for cell, time in zip(shown, (alone, ours, after, theirs, wire), strict=True):
+                assert _is_rounded(cell, time)
+            assert of_bound == f"{ours / max(alone, wire):.2f}"
+    assert len(launches) == 2
 
 
 #: The rows of the table of the second machine: the file, the work, the contenders and the unit.

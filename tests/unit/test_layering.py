@@ -22,7 +22,7 @@ LAYERS = (
     ("hints",),
     ("lazy_names",),
     ("errors",),
-    ("options", "nest", "output", "own_process", "packages"),
+    ("options", "nest", "output", "own_machine", "own_process", "packages"),
     ("context",),
     ("arrays", "cluster"),
     ("device",),

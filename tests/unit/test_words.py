@@ -42,7 +42,7 @@ EVERYDAY = set(
     object of on once open option order origin out outcome output own owner
     package packed page pair pretended parallel parameter parser part path per pickle piped pipeline
     placement plain planned private
-    point probe process progress proof protocol
+    point probe process program progress proof protocol
     quantity question
     random range read reader reading record recording reduction remote reordered reporting request resolution restore
     room row runner runtime

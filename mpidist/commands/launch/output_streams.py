@@ -19,7 +19,7 @@ from typing import NamedTuple
 from mpidist.commands.launch.destinations import Terminal
 from mpidist.commands.launch.launcher_notes import LauncherNotes
 from mpidist.commands.launch.mpi_files import RUN, SEGMENTS
-from mpidist.runtime.process_identity import BOOT_ID, PROCESS_NUMBERS, boot_id, process_numbers
+from mpidist.own_machine import BOOT_ID, PROCESS_NUMBERS, boot_id, process_numbers
 
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2

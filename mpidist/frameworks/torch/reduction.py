@@ -449,7 +449,9 @@ class GradientReduction:
         is_by_active = self.joining is not None and not self.joining.by_all and self.op == "mean"
         if rows is not None and (is_by_active or self.op == "sum"):
             what = "join(divide_by_initial_world_size=False), which weighs ranks alike" if is_by_active else "op='sum'"
-            raise ValueError(f"{self.owner}: rows={rows} is for means weighted by rows, not for {what}: leave rows out")
+            raise ValueError(
+                f"{self.owner}: rows={rows:g} is for means weighted by rows, not for {what}: leave rows out"
+            )
         if is_by_active:
             assert self.joining is not None
             return "sum", 1.0 / len(self.joining.active)
