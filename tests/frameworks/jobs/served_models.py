@@ -88,7 +88,7 @@ class Twins(keras.layers.Layer):
 
 
 def within_bounds():
-    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
+    return keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Dense(1, kernel_constraint="non_neg")])
 
 
 def twins():
