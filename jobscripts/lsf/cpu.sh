@@ -81,7 +81,6 @@ if [ -n "$reason" ] && [ -z "$ended" ]; then
         echo "$(date '+%F %T') $reason: the job goes back to the queue"
         echo "$((restarts + 1))" >"$folder/.restarts-$LSB_JOBID"
         exit 42                             # LSF requeues by the status, see -Q
-        [ $? -eq 0 ] || echo "$(date '+%F %T') the queue has not taken it: submit the script again to go on"
     else
         echo "$(date '+%F %T') $reason, after 10 restarts, which is the limit: submit the script again to go on"
     fi

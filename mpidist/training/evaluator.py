@@ -123,7 +123,7 @@ class SidecarEvaluator:
             last = self._ended()  # before the look: what was saved before the end is there
             found = written(self._files_in(self._folder))
             if self._is_of_keras:  # names are the user's; checkpoints have numbers, and are in that order
-                found.sort(key=itemgetter(1))
+                found.sort(key=itemgetter(1, 0))
             new = [each for each in found if each not in self._seen]
             for path, moment in new:
                 self._seen.add((path, moment))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy
 
@@ -12,8 +12,7 @@ import numpy
 _SLOW = 1.1
 
 
-@dataclass(frozen=True)
-class SlowReplica:
+class SlowReplica(NamedTuple):
     """The replica with the longest time of its own, and how many times the median of the others that is.
 
     Attributes

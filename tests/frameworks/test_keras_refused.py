@@ -14,6 +14,7 @@ import keras
 
 import mpidist
 from mpidist.errors import CollectiveMismatchError
+from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.world import world_communicator
 from tests.frameworks.keras_models import (
     BACKEND,
@@ -109,6 +110,35 @@ def test_gradients_for_different_variables():
     strategy.run(step, args=(gradient, None))
     assert keras.ops.convert_to_numpy(variables[0]).tolist() == [-ranks()] * 2
     assert not keras.ops.convert_to_numpy(variables[1]).any()
+
+
+def test_a_mean_that_is_rounded_is_that_of_all_replicas():
+    """In float32 41 times 1/41 is less than 1; and a missing gradient is still seen."""
+    replica = ModelReplica(mpidist.MultiWorkerMirroredStrategy())
+    replica.count = 41
+    replica.require_same_places([numpy.full(1, 41, "f4") * numpy.float32(1 / 41), numpy.zeros(1, "f4")], 1)
+    for total in (numpy.full(1, 40, "f4") * numpy.float32(1 / 41), numpy.full(1, 1 / 41, "f4")):
+        with pytest.raises(CollectiveMismatchError, match="for variables 0 of those"):
+            replica.require_same_places([total], 1)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="of JAX")
+def test_a_step_of_jax_with_gradients_for_different_variables():
+    class Own(keras.Model):
+        def train_step(self, state, data):
+            trainable, others, optimizer, metrics = state
+            gradients = [None if place == rank() else each for place, each in enumerate(trainable)]
+            trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+            return {}, (trainable, others, optimizer, metrics)
+
+    def make():
+        inputs = keras.Input((3,))
+        heads = [keras.layers.Dense(1, use_bias=False)(inputs) for _ in range(ranks())]
+        return Own(inputs, keras.layers.Add()(heads))
+
+    model = distributed(make, compiled(metrics=[]))
+    with pytest.raises(CollectiveMismatchError, match="others None, for variables 0, 1"):
+        model.fit(X, Y, verbose=0)
 
 
 def test_epochs_that_differ():

@@ -584,7 +584,7 @@ class Documented(NamedTuple):
 #: Classes of which no method sends anything: they are values.
 _VALUES = (
     *("ClusterSpec", "CommunicationOptions", "InputContext", "Faults"),
-    *("RunConfig", "TrainOp", "SessionRunArgs", "SessionRunValues"),
+    *("RunConfig", "TrainOp", "SessionRunArgs", "SessionRunValues", "SlowReplica"),
 )
 
 

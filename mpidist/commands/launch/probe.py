@@ -68,10 +68,11 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def ask_child(code: str, words: Sequence[str], seconds: float, what: str) -> dict[str, Any]:
+def ask_child(code: str, words: Sequence[str], seconds: float, what: str, may_crash: bool = False) -> dict[str, Any]:
     """Return the line of JSON that a Python of its own prints last, else why it failed, under ``"error"``.  Local.
 
-    `what` it does is for that text.  TimeoutExpired after so many seconds.
+    `what` it does is for that text.  What it has said counts in spite of its status where it `may_crash` at its end.
+    TimeoutExpired after so many seconds.
     """
     child = subprocess.run(
         [sys.executable, "-c", code, *words],
@@ -82,7 +83,7 @@ def ask_child(code: str, words: Sequence[str], seconds: float, what: str) -> dic
         timeout=seconds,
     )
     with suppress(IndexError, ValueError):
-        if child.returncode == 0:
+        if may_crash or child.returncode == 0:
             return dict(json.loads(child.stdout.strip().splitlines()[-1]))
     last = (child.stderr.strip().splitlines() or ["no message"])[-1]
     return {"error": f"the process that {what} ended with status {child.returncode}: {last}"}

@@ -43,7 +43,7 @@ def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) 
             "Compile the function that computes gradients, and call optimizer.stateless_apply outside of it"
         )
     arrays = [numpy.asarray(gradient) for gradient in present]
-    places = replica.places(gradients, arrays[0].dtype) if arrays else []
+    places = replica.places([gradient is not None for gradient in gradients]) if arrays else []
     totals = replica.reduce(ReduceOp.SUM, [*arrays, *places])
     replica.require_same_places(totals[len(arrays) :], replica.count)
     results = iter(totals)
@@ -176,7 +176,7 @@ class _Halves:
         self.first: Callable[..., Any] = jax.jit(self._first) if is_compiled else self._first
         self.second: Callable[..., Any] = jax.jit(self._second, donate_argnums=(0, 1)) if is_compiled else self._second
         self._optimizer: Any = None
-        self._is_present: list[bool] = []
+        self.is_present: list[bool] = []
         self.changed = _Changed(model, replica)
 
     def _first(self, state: Any, data: Any, weight: Any, factor: Any) -> Any:
@@ -190,7 +190,7 @@ class _Halves:
         finally:
             replica.factor = None
             replica.weight = 1.0
-        self._is_present = [gradient is not None for gradient in collected]
+        self.is_present = [gradient is not None for gradient in collected]
         part = weight if id(self._optimizer) not in replica.weighted else jnp.where(weight == 0, 0.0, 1.0)
         gradients = [_weighted(each, part) for each in collected if each is not None]
         return logs, gradients, after[1], after[3], self.changed.given(state[1], after[1], weight)
@@ -200,7 +200,7 @@ class _Halves:
         results = iter(gradients)
         given = [
             next(results).astype(variable.dtype) if is_present else None
-            for is_present, variable in zip(self._is_present, trainable, strict=True)
+            for is_present, variable in zip(self.is_present, trainable, strict=True)
         ]
         given = overflown(given, self._model.trainable_variables, self._replica.halves)
         with in_optimizer():
@@ -346,8 +346,10 @@ def _train_step(self: Any, state: Any, data: Any) -> Any:
             state, data, share.weight, share.rows / share.given_rows
         )
         arrays = [numpy.asarray(each) for each in (*gradients, *changed)]
-        arrays.append(numpy.array([replica.is_vote], arrays[0].dtype))
-        *results, votes = replica.reduce(ReduceOp.SUM, arrays)
+        votes, places = numpy.array([replica.is_vote], arrays[0].dtype), replica.places(halves.is_present)
+        totals = replica.reduce(ReduceOp.SUM, [*arrays, votes, *places])
+        results, votes = totals[: len(arrays)], totals[len(arrays)]
+        replica.require_same_places(totals[len(arrays) + 1 :], replica.count)
         replica.is_stopped = replica.is_stopped or bool(votes[0])
         trainable, optimizer_variables = halves.second(trainable, optimizer_variables, results[: len(gradients)])
     others = halves.changed.settle(before, others, results[len(gradients) :])

@@ -107,7 +107,6 @@ class KerasModelFunction:
         )
         if isinstance(predictions, (list, tuple, dict)):
             raise NotImplementedError("model_to_estimator converts models with one output; this one has several")
-        checks.require_no_mask(predictions, "model_to_estimator")
         for place, before, now in zip(self._others, given, after, strict=True):
             if now is not before:
                 raise NotImplementedError(
@@ -118,11 +117,15 @@ class KerasModelFunction:
 
     def _training_loss(self, trained: Any, others: Any, features: Any, labels: Any) -> Any:
         predictions, added = self._called(trained, others, features, training=True)
-        return self._loss(labels, predictions) + added
+        return self._loss_of(labels, predictions) + added
 
     def _evaluation(self, trained: Any, others: Any, features: Any, labels: Any) -> Any:
         predictions, added = self._called(trained, others, features, training=False)
-        return self._loss(labels, predictions) + added, predictions
+        return self._loss_of(labels, predictions) + added, predictions
+
+    def _loss_of(self, labels: Any, predictions: Any) -> Any:
+        checks.require_no_mask(predictions, "model_to_estimator")
+        return self._loss(labels, predictions)
 
     def _prediction(self, trained: Any, others: Any, features: Any) -> Any:
         return self._called(trained, others, features, training=False)[0]

@@ -182,10 +182,9 @@ class ModelReplica:
         results: list[numpy.ndarray] = context.get_replica_context().all_reduce(op, arrays)
         return results
 
-    def places(self, gradients: Sequence[Any], dtype: Any) -> list[numpy.ndarray]:
+    def places(self, has: Sequence[bool]) -> list[numpy.ndarray]:
         """Return what is reduced with gradients of which some are None, for `require_same_places`.  Local."""
-        has = [gradient is not None for gradient in gradients]
-        return [] if all(has) else [numpy.array(has, dtype)]
+        return [] if all(has) else [numpy.array(has, "float32")]
 
     def require_same_places(self, totals: Sequence[numpy.ndarray], of_all: float) -> None:
         """Raise CollectiveMismatchError, on all ranks, where replicas have gradients for different variables.  Local.
@@ -197,7 +196,9 @@ class ModelReplica:
         of_all : number
             What stands there for a variable of which all replicas have a gradient.
         """
-        differ = [place for has in totals for place, total in enumerate(has) if total not in (0, of_all)]
+        # a mean may be rounded, and is nearer to one of the two than half a replica where all are alike
+        counts = [(place, total / of_all * self.count) for has in totals for place, total in enumerate(has)]
+        differ = [place for place, count in counts if 0.5 < count < self.count - 0.5]
         if differ:
             raise CollectiveMismatchError(
                 f"{self.name}: some replicas have a gradient, and others None, for variables "

@@ -47,7 +47,7 @@ def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) 
         arrays = [numpy.zeros_like(array) for array in arrays]
     elif share is not None and op == ReduceOp.SUM and not is_weighted:
         arrays = [array * array.dtype.type(share.weight) for array in arrays]
-    places = replica.places(gradients, arrays[0].dtype) if arrays else []
+    places = replica.places([gradient is not None for gradient in gradients]) if arrays else []
     state = watched.given(replica, changed) if changed else []
     results = _with_vote(replica, op, [*arrays, *places, *state])
     after = len(present) + len(places)

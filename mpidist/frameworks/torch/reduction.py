@@ -439,6 +439,16 @@ class GradientReduction:
         self.replicas.reduce(op, [value], "loss")
         return float(value[0])
 
+    def require_weights(self, rows: float) -> None:
+        """Raise ValueError where gradients are not weighted by rows.  Local."""
+        if self.joining is not None and not self.joining.by_all:
+            where = "join(divide_by_initial_world_size=False), which weighs ranks alike"
+        elif self.op == "sum":
+            where = "op='sum'"
+        else:
+            return
+        raise ValueError(f"{self.owner}: rows={rows:g} is for means weighted by rows, not for {where}: leave rows out")
+
     def _weight(self) -> tuple[str, float | None]:
         """Return by what this replica's gradients are multiplied, and what is done with all of them.
 
@@ -446,14 +456,7 @@ class GradientReduction:
         """
         rows, self.rows = self.rows, None
         crossed, self._crossed = self._crossed, crossing.count()
-        is_by_active = self.joining is not None and not self.joining.by_all and self.op == "mean"
-        if rows is not None and (is_by_active or self.op == "sum"):
-            what = "join(divide_by_initial_world_size=False), which weighs ranks alike" if is_by_active else "op='sum'"
-            raise ValueError(
-                f"{self.owner}: rows={rows:g} is for means weighted by rows, not for {what}: leave rows out"
-            )
-        if is_by_active:
-            assert self.joining is not None
+        if self.joining is not None and not self.joining.by_all and self.op == "mean":
             return "sum", 1.0 / len(self.joining.active)
         if rows is None:
             return self.op, None
@@ -533,6 +536,11 @@ class GradientOwner:
         """How many rows the next loss is the mean of: set before ``backward()``, it weights the mean over replicas.
 
         Every rank sets it, or none does.
+
+        Raises
+        ------
+        ValueError
+            Less than 0; or gradients are summed, or `join` weighs ranks alike.
         """
         return self._reduction.rows
 
@@ -540,6 +548,7 @@ class GradientOwner:
     def rows(self, rows: float) -> None:
         if not rows >= 0:
             raise ValueError(f"rows={rows}: a number of rows is 0 or more")
+        self._reduction.require_weights(rows)
         self._reduction.rows = float(rows)
 
 

@@ -97,8 +97,10 @@ if [ -n "$reason" ] && [ -z "$ended" ]; then
 {% filter indent(8, first=True) %}
 {% block requeue %}
 {% endblock %}
+{% block refused %}
+[ $? -eq 0 ] || echo "$(date '+%F %T') the queue has not taken it: submit the script again to go on"
+{% endblock %}
 {% endfilter %}
-        [ $? -eq 0 ] || echo "$(date '+%F %T') the queue has not taken it: submit the script again to go on"
     else
         echo "$(date '+%F %T') $reason, after {{ asked.requeue }} restarts, which is the limit: submit the script again to go on"
     fi

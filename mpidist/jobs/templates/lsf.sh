@@ -50,3 +50,5 @@ hosts=$(xargs -n 2 <<<"$LSB_MCPU_HOSTS" | sed "s/ .*/:$ranks_per_node/" | paste 
 echo "$((restarts + 1))" >"$folder/.restarts-$LSB_JOBID"
 {{ "exit 42" | noted("LSF requeues by the status, see -Q") }}
 {% endblock %}
+{% block refused %}
+{% endblock %}
