@@ -114,6 +114,8 @@ class CsvTable(TextTable):
         if twice := [name for name in wanted if names.count(name) > 1 or wanted.count(name) > 1]:
             raise ValueError(f"{path} has, or is asked for, the column {twice[0]!r} more than once; name each once")
         of = dtype if isinstance(dtype, Mapping) else dict.fromkeys(wanted, dtype)
+        if nowhere := [name for name in of if name not in names]:
+            raise KeyError(f"{path} has no column {nowhere[0]!r} for its dtype; it has {', '.join(map(repr, names))}")
         self._columns = [(name, names.index(name), numpy.dtype(of.get(name, "float32"))) for name in wanted]
 
     def _first_line(self) -> str:

@@ -32,10 +32,12 @@ def distributed(
             "on the workers: schedule the steps with it, or make no coordinator"
         )
     if are_arrays(x):
+        if y is None and sample_weight is not None:
+            raise ValueError("sample_weight needs y: batches are (inputs, labels, weights)")
         given = tuple(part for part in (x, y, sample_weight) if part is not None)
         dataset = Dataset.from_arrays(given if len(given) > 1 else x)
         dataset = dataset if seed is None else dataset.shuffle(seed=seed)
-        return strategy.experimental_distribute_dataset(dataset.batch(batch_size or BATCH_SIZE))
+        return strategy.experimental_distribute_dataset(dataset.batch(BATCH_SIZE if batch_size is None else batch_size))
     named = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
     if wrong := [name for name, value in named.items() if value is not None]:
         raise ValueError(

@@ -128,4 +128,7 @@ def _weights(sample_weight: Any, loss: Any) -> Any:
         weights = weights.reshape(weights.shape[:-1])
     if weights.ndim > loss.ndim:
         raise ValueError(f"sample_weight has shape {weights.shape}, which does not fit the losses' {loss.shape}")
-    return weights.reshape(weights.shape + (1,) * (loss.ndim - weights.ndim)) if weights.ndim else weights
+    spread = weights.reshape(weights.shape + (1,) * (loss.ndim - weights.ndim)) if weights.ndim else weights
+    if any(own not in (1, theirs) for own, theirs in zip(spread.shape, loss.shape, strict=bool(weights.ndim))):
+        raise ValueError(f"sample_weight has shape {weights.shape}, which does not fit the losses' {loss.shape}")
+    return spread

@@ -550,6 +550,8 @@ def _facts_of(optimizer: Optimizer, metrics: Sequence[Metric], arguments: Mappin
         fact("iterations", optimizer.iterations),
         fact("loss scale", optimizer.loss_scale.scale),
         fact("gradient_accumulation_steps", optimizer.gradient_accumulation_steps),
+        fact("clipping", str(optimizer._stages.clipping)),
+        fact("skip_nonfinite", optimizer.skip_nonfinite),
         fact("metrics", named or "none"),
         *(fact(name, value) for name, value in arguments.items()),
     ]

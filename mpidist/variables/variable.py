@@ -420,9 +420,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
     def _of_own_dtype(self, values: Any) -> Any:
         if values.dtype == self.dtype:
             return arrays.in_memory_of(self._storage, values)
-        if not numpy.can_cast(values.dtype, self.dtype, "same_kind"):
-            raise TypeError(f"variable {self.name!r} is {self.dtype}, got a value of dtype {values.dtype}; convert it")
-        return arrays.in_memory_of(self._storage, values.astype(self.dtype))
+        return arrays.in_memory_of(self._storage, as_dtype(self.name, values, self.dtype))
 
     @property
     def _is_shared(self) -> bool:
@@ -536,7 +534,31 @@ def _storage(value: Any, dtype: Any, name: str | None) -> Any:
             raise UnsupportedDtypeError(
                 f"variable {name or 'Variable'!r} holds numbers or truth values, got dtype {each}: {repr(value)[:80]}"
             )
-    return array.astype(numpy.dtype(dtype).newbyteorder("="), order="C", copy=True)
+    with numpy.errstate(invalid="ignore"):  # what is cut off is an error below
+        own = array.astype(numpy.dtype(dtype).newbyteorder("="), order="C", copy=True)
+    _require_same(name or "Variable", array, own)
+    return own
+
+
+def as_dtype(name: str, values: Any, dtype: Any) -> Any:
+    """Return values in a variable's dtype, as new ones.  Local.
+
+    TypeError for another kind of numbers, such as floats for integers; ValueError for integers that it does not hold.
+    """
+    if not numpy.can_cast(values.dtype, dtype, "same_kind"):
+        raise TypeError(f"variable {name!r} is {dtype}, got a value of dtype {values.dtype}; convert it")
+    own = values.astype(dtype)
+    _require_same(name, values, own)
+    return own
+
+
+def _require_same(name: str, values: Any, own: Any) -> None:
+    """Raise ValueError where integers are others than the values that they were made of: cut off, or wrapped."""
+    if own.dtype.kind in "iu" and values.dtype != own.dtype and values.dtype.kind != "b" and (own != values).any():
+        raise ValueError(
+            f"variable {name!r} is {own.dtype}, which does not hold all of its values: give whole numbers between "
+            f"{numpy.iinfo(own.dtype).min} and {numpy.iinfo(own.dtype).max}, or another dtype"
+        )
 
 
 def _tensorflow_dtype(dtype: Any) -> Any:

@@ -107,3 +107,24 @@ def test_variables_synchronized_on_read_are_aggregated_when_read():
         return float(variable * 2), float(strategy.run(lambda: variable * 2))
 
     assert run_ranks(3, fn) == [(12.0, 2.0), (12.0, 4.0), (12.0, 6.0)]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "kept"),
+    [(300, "uint8", 255), (-1, "uint8", 0), (2.7, "int32", 2), (3_000_000_000, None, 7), (float("nan"), "int64", 0)],
+)
+def test_integers_that_a_variable_does_not_hold_are_refused(value, dtype, kept):
+    """Casts would wrap them, or cut them off."""
+    with pytest.raises(ValueError, match="'v' is u?int.*does not hold all of its values"):
+        Variable(value, dtype=dtype, name="v")
+    held = Variable(kept, dtype=dtype, name="v")
+    assert held.value == kept
+
+
+@pytest.mark.parametrize("write", ["assign", "assign_add", "assign_sub"])
+def test_integers_that_do_not_fit_are_not_written(write):
+    variable = Variable(7, name="v")
+    with pytest.raises(ValueError, match="is int32, which does not hold all of its values"):
+        getattr(variable, write)(numpy.int64(2**31))
+    assert variable.value == 7
+    getattr(variable, write)(numpy.int64(3))

@@ -13,7 +13,7 @@ from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.parameter_server.registry import variable_of
 from mpidist.variables import DistributedVariable, IndexedSlices
 from mpidist.variables.snapshots import Snapshot, are_needed
-from mpidist.variables.variable import Place
+from mpidist.variables.variable import Place, as_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -180,11 +180,7 @@ class ServedVariable(DistributedVariable):
 
     def _of_own_dtype(self, values: Any) -> Any:
         values = arrays.on_host(values)
-        if values.dtype == self.dtype:
-            return values
-        if not numpy.can_cast(values.dtype, self.dtype, "same_kind"):
-            raise TypeError(f"variable {self.name!r} is {self.dtype}, got a value of dtype {values.dtype}; convert it")
-        return values.astype(self.dtype)
+        return values if values.dtype == self.dtype else as_dtype(self.name, values, self.dtype)
 
     def _checked_rows(self, indices: Any) -> Any:
         indices = numpy.asarray(indices)

@@ -10,8 +10,10 @@ from mpidist.training.checkpoint import Checkpoint
 from mpidist.training.estimator.spec import EstimatorSpec
 from mpidist.training.estimator.step_position import StepPosition
 from mpidist.training.metrics import Mean, Metric, get
-from mpidist.training.metrics.base import Sums, on_host
+from mpidist.training.metrics.base import Sums
+from mpidist.training.metrics.mean import values_of_rows
 from mpidist.training.model import Model
+from mpidist.training.train_step import rows_of
 
 #: The names of a checkpoint's parts.
 VARIABLES, POSITION = "variables", "training"
@@ -76,7 +78,7 @@ class FunctionMean(Mean):
 
     def update_state(self, y_true: Any, y_pred: Any) -> None:  # type: ignore[override]
         """Take rows into account.  Local."""
-        self._add(on_host(self._fn(y_true, y_pred)), None)
+        self._add(values_of_rows(self.name, self._fn(y_true, y_pred), rows_of((y_pred, y_true))), None)
 
 
 class EntryMetric(Metric):

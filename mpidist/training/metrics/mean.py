@@ -74,7 +74,18 @@ class MeanOfFunction(MeanOfRows):
         self._fn = fn
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        return on_host(self._fn(y_true, y_pred))
+        return values_of_rows(self.name, self._fn(y_true, y_pred), len(y_true))
+
+
+def values_of_rows(name: str, values: Any, rows: int) -> numpy.ndarray:
+    """Return what a function has returned for each row; ValueError where it has not: means of parts have no sum."""
+    found = on_host(values)
+    if found.shape[:1] != (rows,):
+        raise ValueError(
+            f"metric {name!r} returned values of shape {found.shape} for {rows} rows: return a value for each row, as "
+            "numpy.abs(labels - predictions) is, without their mean"
+        )
+    return found
 
 
 def _weighted(values: numpy.ndarray, weights: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:

@@ -203,6 +203,13 @@ def test_csv_files_with_a_header(tmp_path):
     assert (batch["age"].dtype, batch["weight"].dtype) == ("int16", "float32")
 
 
+def test_a_dtype_for_no_column_is_refused(tmp_path):
+    """Else the column that was meant would be float32, which holds no 16777217."""
+    (tmp_path / "a.csv").write_text("label\n16777217\n")
+    with pytest.raises(KeyError, match="no column 'lable' for its dtype; it has 'label'"):
+        Dataset.from_csv(tmp_path / "a.csv", dtype={"lable": "int64"})
+
+
 def test_a_csv_file_of_a_spreadsheet_begins_with_a_byte_order_mark(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfa,b\r\n1,2\r\n")
     assert [{k: float(v) for k, v in row.items()} for row in Dataset.from_csv(tmp_path / "a.csv")] == [{"a": 1, "b": 2}]

@@ -134,3 +134,13 @@ def test_many_short_floats_are_added_up_in_long_ones(dtype, rows):
 @pytest.mark.parametrize("losses", [[True, True, False, True], numpy.array([1, 1, 0, 1], "int8")])
 def test_weights_of_losses_that_are_whole_numbers_are_not_cut_off(losses):
     assert compute_average_loss(numpy.array(losses), [0.25, 0.5, 1, 0.25]) == 0.25
+
+
+@pytest.mark.parametrize("weights", [(4,), (2,)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_weights_of_other_rows_do_not_fit(rows, weights):
+    def on_rank():
+        with pytest.raises(ValueError, match="does not fit the losses"):
+            compute_average_loss(numpy.ones(rows), numpy.ones(weights), global_batch_size=5)
+
+    run_ranks(1, on_rank)

@@ -365,3 +365,14 @@ def test_evaluations_by_other_metrics_are_not_added_up():
 
     with pytest.raises(CollectiveMismatchError, match="'total of metric mae'.*'total of metric mse'"):
         run_ranks(2, on_rank)
+
+
+def test_a_function_that_returns_one_number_is_no_metric_of_rows():
+    """Means over unequal parts of a batch have no sum: on two ranks the mean of 0, 0 and 3 would be 1.5."""
+
+    def mae(y_true, y_pred):
+        return numpy.abs(y_true - y_pred).mean()
+
+    metric = metrics.get(mae)
+    with pytest.raises(ValueError, match=r"metric 'mae' returned values of shape \(\) for 3 rows: return a value for"):
+        metric.update_state(numpy.zeros(3), numpy.zeros(3))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 import mpidist
 from mpidist.collectives.reductions import update
-from mpidist.errors import InputError
+from mpidist.errors import CollectiveMismatchError, InputError
 from mpidist.input import Dataset
 from mpidist.testing import run_ranks
 from mpidist.training.callbacks import Callback, LambdaCallback, ModelCheckpoint
@@ -743,3 +743,24 @@ def test_ranks_that_would_drift_apart_are_told_so(differing, message):
         run_ranks(2, on_rank)
     assert set(raised.value.rank_errors) == {0, 1}
     assert "Every rank must make the same trainer" in str(raised.value)
+
+
+@pytest.mark.parametrize("option", ["clipnorm", "clipvalue", "global_clipnorm"])
+def test_clipping_that_differs_is_found_before_the_first_step(option):
+    def on_rank():
+        with mpidist.MultiWorkerMirroredStrategy().scope():
+            optimizer = mpidist.optimizers.SGD(0.1, **{option: 1.0 + mpidist.rank()})
+            trainer = mpidist.Trainer(lambda w, x: (0.0, numpy.zeros(1)), mpidist.Variable(numpy.zeros(1)), optimizer)
+        with pytest.raises(CollectiveMismatchError, match=f"clipping.*{option}=2.0"):
+            trainer.fit(numpy.zeros(6), batch_size=3, verbose=0)
+
+    run_ranks(2, on_rank)
+
+
+def test_weights_without_labels_are_refused():
+    """They would be taken for labels."""
+    trainer = mpidist.Trainer(
+        lambda w, x: (0.0, numpy.zeros(1)), mpidist.Variable(numpy.zeros(1)), mpidist.optimizers.SGD(0.1)
+    )
+    with pytest.raises(ValueError, match="sample_weight needs y"):
+        trainer.fit(numpy.zeros(6), sample_weight=numpy.ones(6), verbose=0)
