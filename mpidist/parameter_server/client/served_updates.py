@@ -13,7 +13,7 @@ import numpy
 from mpidist import context
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.gradient_stages import GradientStages
-from mpidist.optimizers.gradients import sum_over_replicas
+from mpidist.optimizers.gradients import coalesced, sum_over_replicas
 from mpidist.optimizers.rule import Rule
 from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
 from mpidist.optimizers.sparse import values_of
@@ -91,6 +91,8 @@ class ServedUpdates(Updates):
         variables = listed.variables
         if not are_sums and variables[0].strategy.extended.num_replicas > 1:
             gradients = sum_over_replicas(gradients, variables)
+        else:
+            gradients = coalesced(gradients)
         factors = stages.factors([values_of(each) for each in gradients], variables, scale)
         if factors is not None:
             self._push(gradients, variables, factors)

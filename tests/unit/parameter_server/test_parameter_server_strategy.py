@@ -213,6 +213,20 @@ def test_pushes_of_one_worker_are_textbook_steps(name, is_rows, shards):
     numpy.testing.assert_allclose(values, expected.values(), rtol=2e-6)
 
 
+def test_the_norm_of_accumulated_rows_is_that_of_their_sums():
+    def on_worker(strategy):
+        with strategy.scope():
+            table = mpidist.Variable(numpy.zeros((3, 1)))
+            optimizer = mpidist.optimizers.SGD(1.0, clipnorm=1.0, gradient_accumulation_steps=2)
+        for _ in range(2):
+            rows = mpidist.IndexedSlices(numpy.array([[3.0]]), numpy.array([0]), (3, 1))
+            strategy.run(lambda rows=rows: optimizer.apply_gradients([(rows, table)]))
+        return table.read_value().tolist()
+
+    # the mean of both micro-batches is 3 in one row
+    assert one_worker(on_worker) == [[-1.0], [0.0], [0.0]]
+
+
 def test_the_learning_rate_can_be_set_and_read():
     def on_worker(strategy):
         run = Run(strategy, "sgd")
