@@ -692,6 +692,23 @@ def test_the_first_step_of_backup_workers_is_made_by_gradients_of_an_optimizer_t
     assert run_ranks(3, main, hosts=hosts, timeout_seconds=10)[:2] == [(5, [-5.0] * 3)] * 2
 
 
+def test_backup_workers_take_the_mean_of_gradients_that_each_has_clipped():
+    def on_worker(strategy):
+        with strategy.scope():
+            w, optimizer = mpidist.Variable(numpy.zeros(1)), mpidist.optimizers.SGD(1.0, global_clipnorm=1.0)
+        gradient = numpy.array([[10.0], [0.5]][strategy.extended.number])
+
+        def step():
+            assert w.value.shape == (1,)  # a read begins the step
+            optimizer.apply_gradients([(gradient, w)])
+
+        strategy.run(step)
+        strategy.extended.pull()
+        return float(w.value[0])
+
+    assert job(on_worker, 3, consistency=BackupWorkers(2)) == pytest.approx([-(1.0 + 0.5) / 2] * 2)
+
+
 @pytest.mark.parametrize("consistency", [None, StaleSynchronous(0), BackupWorkers(2)], ids=str)
 def test_a_chief_may_train_between_the_functions_that_it_schedules(consistency):
     def on_rank(strategy):
