@@ -195,6 +195,22 @@ class Run:
         return numpy.concatenate([self.matrix.numpy().ravel(), self.vector.numpy()])
 
 
+@pytest.mark.parametrize("name", ["LARS", "LAMB"])
+def test_norms_of_shards_are_not_taken_for_those_of_the_whole(name):
+    def on_worker(strategy):
+        with strategy.scope():
+            table, row = mpidist.Variable(numpy.ones((4, 2)), name="table"), mpidist.Variable(numpy.ones((1, 2)))
+            optimizer = getattr(mpidist.optimizers, name)(0.1)
+        strategy.run(lambda: optimizer.apply_gradients([(numpy.ones((1, 2)), row)]))  # of one shard
+        pairs = [(numpy.ones((1, 2)), row), (numpy.ones((4, 2)), table)]
+        with pytest.raises(NotImplementedError, match=f"{name} needs whole variables, and 'table' has 2 shards"):
+            strategy.run(lambda: optimizer.apply_gradients(pairs))
+        return optimizer.iterations, table.read_value().tolist()
+
+    found = one_worker(on_worker, 2, variable_partitioner=FixedShardsPartitioner(2))
+    assert found == (1, [[1.0, 1.0]] * 4)
+
+
 #: Norms of shards are not those of the whole.
 ROWS_AND_SHARDS = [(name, shards) for name in OPTIMIZERS for shards in (1, 2) if (name, shards) != ("lamb", 2)]
 
