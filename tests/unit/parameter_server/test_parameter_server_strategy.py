@@ -555,6 +555,26 @@ def test_one_strategy_goes_on_where_another_stopped(first, later, name, tmp_path
     numpy.testing.assert_allclose(values, straight.values(), rtol=2e-6)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("is_rows", [False, True], ids=["dense", "rows"])
+def test_training_goes_on_in_the_middle_of_an_accumulation(is_rows, shards, tmp_path):
+    straight = Run(mpidist.OneDeviceStrategy("cpu:0"), "accumulation", is_rows).train(0, 4)
+
+    def save(strategy):
+        Run(strategy, "accumulation", is_rows).train(0, 3).checkpoint.save(tmp_path / "checkpoint.h5")
+
+    def go_on(strategy):
+        run = Run(strategy, "accumulation", is_rows)
+        run.checkpoint.restore(tmp_path / "checkpoint.h5")
+        micro_step = run.optimizer.micro_step
+        return micro_step, run.train(3, 4).values(), run.optimizer.iterations
+
+    one_worker(save, 2, variable_partitioner=FixedShardsPartitioner(shards))
+    micro_step, values, iterations = one_worker(go_on, 2, variable_partitioner=FixedShardsPartitioner(shards))
+    assert (micro_step, iterations) == (1, 2)
+    numpy.testing.assert_allclose(values, straight.values(), rtol=2e-6)
+
+
 def in_halves(run, first, last):
     """Train on the two ranks of a worker, each with a part of the gradients."""
     replica = run.strategy.extended.replica_id
