@@ -112,3 +112,8 @@ def sum_over_replicas(gradients: list[Any], variables: list[Any]) -> list[Any]:
         for number, total in zip(dense, sums, strict=True):
             found[number] = total
     return [sparse.sum_over_replicas(each, extended) if isinstance(each, IndexedSlices) else each for each in found]
+
+
+def coalesced(gradients: list[Any]) -> list[Any]:
+    """Return gradients with each row named once.  Local."""
+    return [each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients]

@@ -9,7 +9,7 @@ from mpidist import context
 from mpidist.collectives.reductions.results import Packed
 from mpidist.collectives.reductions.update import FusedUpdate
 from mpidist.optimizers.gradient_stages import GradientStages
-from mpidist.optimizers.gradients import sum_over_replicas
+from mpidist.optimizers.gradients import coalesced, sum_over_replicas
 from mpidist.optimizers.rule import Rule, Step
 from mpidist.optimizers.saved_slots import SavedSlots
 from mpidist.optimizers.slots import Slots
@@ -76,7 +76,7 @@ class LocalUpdates(Updates):
             factor = stages.factor * scale
             sharded.run(rule, gradients, [step_for(member, factor) for member in range(len(variables))])
         else:
-            packs = _summed(gradients, listed, is_dense) if sums else listed.packed(_coalesced(gradients))
+            packs = _summed(gradients, listed, is_dense) if sums else listed.packed(coalesced(gradients))
             values = [values_of(each) for each in unpacked(packs)] if stages.look_at_gradients else variables
             factors = stages.factors(values, variables, scale)
             if factors is None:
@@ -182,8 +182,3 @@ def _step_fn(rule: Rule, listed: VariableList) -> _StepFn:
         return known[key]
 
     return step_for
-
-
-def _coalesced(gradients: Sequence[Any]) -> list[Any]:
-    """Return gradients with each row named once."""
-    return [each.coalesced() if isinstance(each, IndexedSlices) else each for each in gradients]

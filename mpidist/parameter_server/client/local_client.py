@@ -76,7 +76,7 @@ class _LocalServer(ServerEnd):
             self.views.clear()
         part.pack(chosen, self._memory)
         part.pack_rows(rows, counts, self._memory)
-        self.store.push(optimizer, self._peer.plans[part.number], [(counts, self._memory)], scale)
+        self.store.push(optimizer, self._peer.plans[part.number], [(counts, self._memory, scale)])
 
     def flush(self) -> None:
         """Do nothing: every push is applied at once."""

@@ -13,7 +13,7 @@ import numpy
 from mpidist import context
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.gradient_stages import GradientStages
-from mpidist.optimizers.gradients import sum_over_replicas
+from mpidist.optimizers.gradients import coalesced, sum_over_replicas
 from mpidist.optimizers.rule import Rule
 from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
 from mpidist.optimizers.sparse import values_of
@@ -89,8 +89,12 @@ class ServedUpdates(Updates):
     ) -> None:
         """Sum gradients over a worker's ranks, and push them, to be applied as one step; does not wait for it."""
         variables = listed.variables
+        if not rule.takes_slices:
+            _require_undivided(rule, variables)
         if not are_sums and variables[0].strategy.extended.num_replicas > 1:
             gradients = sum_over_replicas(gradients, variables)
+        else:
+            gradients = coalesced(gradients)
         factors = stages.factors([values_of(each) for each in gradients], variables, scale)
         if factors is not None:
             self._push(gradients, variables, factors)
@@ -215,6 +219,17 @@ class ServedUpdates(Updates):
 
 #: What a state has besides slots, and servers keep.
 _PLAIN = ("iterations", "learning_rate")
+
+
+def _require_undivided(rule: Rule, variables: Sequence[Any]) -> None:
+    """Raise NotImplementedError if the rule, which needs whole variables, would see shards of one."""
+    for variable in variables:
+        if len(variable.specs) > 1:
+            kind = type(rule).__name__
+            raise NotImplementedError(
+                f"{kind} needs whole variables, and {variable.name!r} has {len(variable.specs)} shards, which servers "
+                "update one by one. Make the strategy without a variable_partitioner, or take another optimizer"
+            )
 
 
 def _is_slot(name: str) -> bool:

@@ -108,6 +108,11 @@ class ServedVariable(DistributedVariable):
         value = self._pulled()
         return self._snapshot.of(value, self._client.moment) if are_needed() else value
 
+    @property
+    def live(self) -> numpy.ndarray:
+        """The value, as last pulled."""
+        return self.value
+
     def _pulled(self) -> numpy.ndarray:
         """Return the value as last pulled, in memory that the next pull may write."""
         value = self._client.snapshot.get(self.key)

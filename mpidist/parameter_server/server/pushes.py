@@ -67,8 +67,7 @@ class Pushes:
             if self._consistency.gathers:
                 self._gather(peer, header, message, plan)
                 return
-            payload = ((header.counts, message.payload),)
-            self._store.push(header.optimizer, plan, payload, header.scale)
+            self._store.push(header.optimizer, plan, ((header.counts, message.payload, header.scale),))
         except TransportError:
             raise
         except NoCopy:
@@ -109,8 +108,8 @@ class Pushes:
             ready = self.ready[0]
             first = ready[0].header
             try:
-                pushed = [(push.header.counts, push.message.payload) for push in ready]
-                self._store.push(first.optimizer, ready[0].plan, pushed, first.scale)
+                pushed = [(push.header.counts, push.message.payload, push.header.scale) for push in ready]
+                self._store.push(first.optimizer, ready[0].plan, pushed)
             except NoCopy:
                 self._is_short()
                 return done

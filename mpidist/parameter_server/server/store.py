@@ -50,16 +50,20 @@ class _Target:
     alone: list[tuple[StoredVariable, slice, numpy.dtype]]
     mean: Any = None
 
-    def mean_of(self, payloads: Sequence[Any]) -> Any:
-        """Return the mean of gradients of whole variables, in memory that is used again."""
+    def mean_of(self, payloads: Sequence[Any], weights: Sequence[float]) -> Any:
+        """Return the mean of gradients of whole variables, each times its weight, in memory that is used again."""
         if self.mean is None:
             self.mean = numpy.empty(self.plan.dense_nbytes, numpy.uint8)
-        _mean(self.plan, payloads, self.mean)
+        _mean(self.plan, payloads, weights, self.mean)
         return self.mean
 
     def tables_in(self, payload: Any) -> list[tuple[StoredVariable, Any, Any]]:
         """Return the tables with a gradient of all of them, and that, as `Store._rows` returns those of rows."""
         return [(variable, None, payload[where].view(dtype)) for variable, where, dtype in self.alone]
+
+
+#: What a push brings: how many rows of each table, its gradients, and what these are to be multiplied by.
+Pushed = tuple[Sequence[int], Any, float]
 
 
 class Planned:
@@ -245,20 +249,23 @@ class Store:
             found = self.plans[plan] = Planned(plan)
         return found
 
-    def push(self, number: int, planned: Planned, pushed: Sequence[tuple[Sequence[int], Any]], scale: float) -> None:
-        """Apply the mean of some gradients for the same variables as one step of an optimizer.
+    def push(self, number: int, planned: Planned, pushed: Sequence[Pushed]) -> None:
+        """Apply the mean of some gradients for the same variables, each scaled, as one step of an optimizer.
 
         Shapes and row numbers are checked before anything is changed.  If the optimizer's rule itself raises, what it
         may have changed is torn: slots, until they are restored; tables, and variables of which there is no copy for
         clients, until they are set.  All else is as it was.
         """
         target = planned.targets.get(number) or self.target(number, planned)
-        update, payload = target.update, pushed[0][1]
+        update, (_, payload, scale) = target.update, pushed[0]
+        weights = [1.0]
+        if len(pushed) > 1:
+            scale, weights = _weights([own for *_, own in pushed])
         optimizer = self.optimizers[number]
         self._require_unbroken(optimizer, target.plan)
-        rows = self._rows(target.plan, pushed) if target.plan.sparse else []
+        rows = self._rows(target.plan, pushed, weights) if target.plan.sparse else []
         if len(pushed) > 1:
-            payload = target.mean_of([each for _, each in pushed])
+            payload = target.mean_of([each for _, each, _ in pushed], weights)
         tables = target.tables_in(payload) + rows
         rule, steps = optimizer.optimizer, optimizer.optimizer.iterations
         rate = rule.learning_rate
@@ -336,18 +343,19 @@ class Store:
         return _Target(Update(optimizer, plan, variables, self.buffers), plan, alone)
 
     def _rows(
-        self, plan: PushPlan, pushed: Sequence[tuple[Sequence[int], Any]]
+        self, plan: PushPlan, pushed: Sequence[Pushed], weights: Sequence[float]
     ) -> list[tuple[StoredVariable, Any, Any]]:
         """Return the rows that pushes carry: variable, numbers of rows, rows, each row once."""
-        places = [plan.row_places(counts) for counts, _ in pushed]
+        places = [plan.row_places(counts) for counts, *_ in pushed]
         found = []
         for number, spec in enumerate(plan.sparse):
             parts = [
                 _rows_of(plan, spec, payload, *place[number])
-                for (_, payload), place in zip(pushed, places, strict=True)
+                for (_, payload, _), place in zip(pushed, places, strict=True)
             ]
             indices, values = parts[0]
             if len(parts) > 1:
+                parts = [(rows, _times(each, weight)) for (rows, each), weight in zip(parts, weights, strict=True)]
                 indices, values = (numpy.concatenate(each) for each in zip(*parts, strict=True))
                 joined = IndexedSlices(values, indices, spec.shape).coalesced()
                 indices, values = joined.indices, joined.values / joined.dtype.type(len(parts))
@@ -361,12 +369,29 @@ def _rows_of(plan: PushPlan, spec: VariableSpec, payload: Any, numbers: slice, w
     return indices, payload[where].view(plan.wire_dtype(spec)).reshape(len(indices), *spec.shape[1:])
 
 
-def _mean(plan: PushPlan, payloads: Sequence[Any], mean: Any) -> None:
-    """Write the mean of gradients of whole variables to `mean`; 16-bit floats are added in float32."""
+def _weights(scales: Sequence[float]) -> tuple[float, list[float]]:
+    """Return the largest scale, for the mean, and what each gradient is multiplied by before.
+
+    The mean keeps the loss scale that way: it is written in the dtype of the gradients, which may have 16 bits.
+    """
+    largest = max(scales) or 1.0
+    return largest, [scale / largest for scale in scales]
+
+
+def _times(values: Any, weight: float) -> Any:
+    """Return gradients times a weight, 16-bit floats in float32; themselves if it is 1."""
+    if weight == 1.0:
+        return values
+    dtype = compute_dtype(values.dtype)
+    return numpy.multiply(values, dtype.type(weight), dtype=dtype)
+
+
+def _mean(plan: PushPlan, payloads: Sequence[Any], weights: Sequence[float], mean: Any) -> None:
+    """Write the mean of weighted gradients of whole variables to `mean`; 16-bit floats are added in float32."""
     for section in plan.sections:
-        total = section.of(payloads[0]).astype(compute_dtype(section.dtype))
-        for payload in payloads[1:]:
-            total += section.of(payload)
+        total = _times(section.of(payloads[0]), weights[0]).astype(compute_dtype(section.dtype))
+        for payload, weight in zip(payloads[1:], weights[1:], strict=True):
+            total += _times(section.of(payload), weight)
         total /= total.dtype.type(len(payloads))
         section.of(mean)[...] = total
 

@@ -161,7 +161,7 @@ def _key(number: int) -> str:
 
 def _copy(variable: DistributedVariable) -> Any:
     """Return a copy of this rank's value of a variable, or of the value that it last pulled from servers."""
-    held = variable.live if variable.is_here else variable.value
+    held = variable.live
     return arrays.namespace(held).array(held)
 
 

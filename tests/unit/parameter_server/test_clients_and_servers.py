@@ -590,6 +590,36 @@ def test_the_mean_of_the_first_gradients_is_applied():
     assert results == [([-2.0, -2.0], [[0.0], [-2.0 / 3], [-4.0 / 3]])] * 3
 
 
+@pytest.mark.parametrize("push_dtype", [None, "float16"])
+def test_each_of_the_first_gradients_has_its_own_scale_in_their_mean(push_dtype):
+    values, scales = [10.0, 0.5, 4.0], [0.1, 1.0, 0.0]  # two of norm 1 and 0.5, and one that is nothing
+
+    def job(client):
+        make(client, [spec(0, (2,)), spec(1, (3, 1))])
+        optimizer, own = client.register_optimizer(SGD(1.0)), values[client.number]
+        client.value((0, 0))
+        rows = mpidist.IndexedSlices(numpy.full((1, 1), own), numpy.array([client.number // 2]), (3, 1))
+        client.push(optimizer, [((0, 0), numpy.full(2, own)), ((1, 0), rows)], scales[client.number])
+        return client.value((0, 0)), client.value((1, 0))[:, 0]
+
+    results, _ = run(3, job, 1, BackupWorkers(3), push_dtype)
+    for whole, rows in results:
+        numpy.testing.assert_allclose(whole, [-1.5 / 3] * 2, rtol=1e-3)
+        numpy.testing.assert_allclose(rows, [-1.5 / 3, 0, 0], rtol=1e-3)
+
+
+def test_a_mean_of_16_bits_keeps_the_loss_scale():
+    def job(client):
+        make(client, [spec(0, (2,))])
+        optimizer = client.register_optimizer(SGD(1.0))
+        client.value((0, 0))
+        # 1 and 0.5 times 2**-30, which float16 does not have
+        client.push(optimizer, [((0, 0), numpy.ones(2))], 2.0 ** -(30 + client.number))
+        return client.value((0, 0)).tolist()
+
+    assert run(2, job, 1, BackupWorkers(2), "float16")[0] == [[-0.75 * 2.0**-30] * 2] * 2
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 

@@ -195,6 +195,22 @@ class Run:
         return numpy.concatenate([self.matrix.numpy().ravel(), self.vector.numpy()])
 
 
+@pytest.mark.parametrize("name", ["LARS", "LAMB"])
+def test_norms_of_shards_are_not_taken_for_those_of_the_whole(name):
+    def on_worker(strategy):
+        with strategy.scope():
+            table, row = mpidist.Variable(numpy.ones((4, 2)), name="table"), mpidist.Variable(numpy.ones((1, 2)))
+            optimizer = getattr(mpidist.optimizers, name)(0.1)
+        strategy.run(lambda: optimizer.apply_gradients([(numpy.ones((1, 2)), row)]))  # of one shard
+        pairs = [(numpy.ones((1, 2)), row), (numpy.ones((4, 2)), table)]
+        with pytest.raises(NotImplementedError, match=f"{name} needs whole variables, and 'table' has 2 shards"):
+            strategy.run(lambda: optimizer.apply_gradients(pairs))
+        return optimizer.iterations, table.read_value().tolist()
+
+    found = one_worker(on_worker, 2, variable_partitioner=FixedShardsPartitioner(2))
+    assert found == (1, [[1.0, 1.0]] * 4)
+
+
 #: Norms of shards are not those of the whole.
 ROWS_AND_SHARDS = [(name, shards) for name in OPTIMIZERS for shards in (1, 2) if (name, shards) != ("lamb", 2)]
 
@@ -211,6 +227,20 @@ def test_pushes_of_one_worker_are_textbook_steps(name, is_rows, shards):
     values, iterations, skipped = one_worker(on_worker, 2, variable_partitioner=FixedShardsPartitioner(shards))
     assert (iterations, skipped) == (expected.optimizer.iterations, expected.optimizer.skipped_steps)
     numpy.testing.assert_allclose(values, expected.values(), rtol=2e-6)
+
+
+def test_the_norm_of_accumulated_rows_is_that_of_their_sums():
+    def on_worker(strategy):
+        with strategy.scope():
+            table = mpidist.Variable(numpy.zeros((3, 1)))
+            optimizer = mpidist.optimizers.SGD(1.0, clipnorm=1.0, gradient_accumulation_steps=2)
+        for _ in range(2):
+            rows = mpidist.IndexedSlices(numpy.array([[3.0]]), numpy.array([0]), (3, 1))
+            strategy.run(lambda rows=rows: optimizer.apply_gradients([(rows, table)]))
+        return table.read_value().tolist()
+
+    # the mean of both micro-batches is 3 in one row
+    assert one_worker(on_worker) == [[-1.0], [0.0], [0.0]]
 
 
 def test_the_learning_rate_can_be_set_and_read():
@@ -525,6 +555,26 @@ def test_one_strategy_goes_on_where_another_stopped(first, later, name, tmp_path
     numpy.testing.assert_allclose(values, straight.values(), rtol=2e-6)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("is_rows", [False, True], ids=["dense", "rows"])
+def test_training_goes_on_in_the_middle_of_an_accumulation(is_rows, shards, tmp_path):
+    straight = Run(mpidist.OneDeviceStrategy("cpu:0"), "accumulation", is_rows).train(0, 4)
+
+    def save(strategy):
+        Run(strategy, "accumulation", is_rows).train(0, 3).checkpoint.save(tmp_path / "checkpoint.h5")
+
+    def go_on(strategy):
+        run = Run(strategy, "accumulation", is_rows)
+        run.checkpoint.restore(tmp_path / "checkpoint.h5")
+        micro_step = run.optimizer.micro_step
+        return micro_step, run.train(3, 4).values(), run.optimizer.iterations
+
+    one_worker(save, 2, variable_partitioner=FixedShardsPartitioner(shards))
+    micro_step, values, iterations = one_worker(go_on, 2, variable_partitioner=FixedShardsPartitioner(shards))
+    assert (micro_step, iterations) == (1, 2)
+    numpy.testing.assert_allclose(values, straight.values(), rtol=2e-6)
+
+
 def in_halves(run, first, last):
     """Train on the two ranks of a worker, each with a part of the gradients."""
     replica = run.strategy.extended.replica_id
@@ -676,6 +726,23 @@ def test_the_first_step_of_backup_workers_is_made_by_gradients_of_an_optimizer_t
 
     # two workers and steps of two gradients: none can be missed
     assert run_ranks(3, main, hosts=hosts, timeout_seconds=10)[:2] == [(5, [-5.0] * 3)] * 2
+
+
+def test_backup_workers_take_the_mean_of_gradients_that_each_has_clipped():
+    def on_worker(strategy):
+        with strategy.scope():
+            w, optimizer = mpidist.Variable(numpy.zeros(1)), mpidist.optimizers.SGD(1.0, global_clipnorm=1.0)
+        gradient = numpy.array([[10.0], [0.5]][strategy.extended.number])
+
+        def step():
+            assert w.value.shape == (1,)  # a read begins the step
+            optimizer.apply_gradients([(gradient, w)])
+
+        strategy.run(step)
+        strategy.extended.pull()
+        return float(w.value[0])
+
+    assert job(on_worker, 3, consistency=BackupWorkers(2)) == pytest.approx([-(1.0 + 0.5) / 2] * 2)
 
 
 @pytest.mark.parametrize("consistency", [None, StaleSynchronous(0), BackupWorkers(2)], ids=str)
