@@ -98,9 +98,9 @@ def _stacked(*items: Any) -> Any:
     except TypeError:  # a number or a string, which NumPy makes an array of
         pass
     if not numpy.shape(items[0]):
-        return numpy.array(items)
+        return _masked_numbers(items) if _has_mask(items) else numpy.array(items)
     try:
-        return numpy.stack(items)
+        return numpy.ma.stack(items) if _has_mask(items) else numpy.stack(items)
     except ValueError:
         shapes = sorted({numpy.shape(item) for item in items}, key=repr)
         raise ValueError(f"elements of one batch must have one shape, got {shapes}; pad them with `map`") from None
@@ -110,7 +110,23 @@ def concatenate(batches: Sequence[Any]) -> Any:
     """Return batches of one structure joined along their first axis.  Local."""
     if len(batches) == 1:
         return batches[0]
-    return map_leaves(lambda *items: arrays.namespace(items[0]).concatenate(items), *batches)
+    return map_leaves(_concatenated, *batches)
+
+
+def _concatenated(*items: Any) -> Any:
+    return numpy.ma.concatenate(items) if _has_mask(items) else arrays.namespace(items[0]).concatenate(items)
+
+
+def _masked_numbers(items: Sequence[Any]) -> Any:
+    """Return numbers, some of which are masked, as an array of the dtype that the others have."""
+    mask = [item is numpy.ma.masked for item in items]
+    filler = next((item for item in items if item is not numpy.ma.masked), 0.0)
+    return numpy.ma.array([filler if hidden else item for item, hidden in zip(items, mask, strict=True)], mask=mask)
+
+
+def _has_mask(items: Sequence[Any]) -> bool:
+    """Return whether any of some arrays has a mask, which NumPy's own functions drop."""
+    return any(isinstance(item, numpy.ma.MaskedArray) for item in items)
 
 
 def rows_of(batch: Any) -> int:

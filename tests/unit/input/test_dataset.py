@@ -150,6 +150,28 @@ def test_a_loop_that_was_left_early_is_followed_by_the_next_epoch():
     assert distributed.epoch == 2
 
 
+@pytest.mark.parametrize("columns", [(), (2,)])
+@pytest.mark.parametrize("make", [
+    lambda data: data.repeat(2),
+    lambda data: data.cache(),
+    lambda data: data.map(lambda row: row),
+])  # fmt: skip
+def test_masks_stay_where_rows_are_joined(make, columns):
+    """On one rank a batch crosses the repetition; on four each has a row of it."""
+    rows = numpy.ma.arange(10).reshape(5, 2) if columns else numpy.ma.arange(5)
+    rows[4] = numpy.ma.masked
+    for ranks in (1, 4):
+        batches = [
+            batch
+            for rank in range(ranks)
+            for batch in DistributedDataset(make(Dataset.from_arrays(rows)).batch(4), rank, ranks)
+        ]
+        masked = sum(numpy.ma.getmaskarray(batch).sum() for batch in batches)
+        of_all = sum(len(batch) for batch in batches)
+        assert {batch.dtype for batch in batches} == {rows.dtype}
+        assert masked * 5 == of_all * (columns or (1,))[0]
+
+
 @pytest.mark.parametrize("kind", [numpy.ma.MaskedArray, numpy.matrix])
 def test_arrays_of_a_subclass_come_out_as_they_went_in(kind):
     rows = numpy.ma.array(numpy.arange(12.0).reshape(6, 2), mask=numpy.eye(6, 2)).view(kind)

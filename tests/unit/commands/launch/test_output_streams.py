@@ -53,12 +53,14 @@ def start(streams, script, variable, rank):
     return subprocess.Popen(streams.command(["sh", "-c", script]), env=environ, stderr=subprocess.PIPE)
 
 
-def test_a_rank_on_another_machine_that_sees_the_folder_leaves_its_pipes_alone(streams):
-    """There nobody reads them, and a rank that opened one would wait for ever."""
+def test_a_rank_on_another_machine_that_sees_the_folder_leaves_its_pipes_alone(streams, tmp_path):
+    """There nobody reads them, and a rank that opened one would wait for ever; nor does it open one of the user's."""
+    os.mkfifo(tmp_path / ".2")
     command = streams.command(["sh", "-c", "echo from 1 >&2"])
     at = command.index(streams.folder) + 1
     command[at] = "another start\npid:[1]"
-    done = subprocess.run(command, env={**os.environ, "PMI_RANK": "1"}, capture_output=True, timeout=20)
+    environ = {**os.environ, "PMI_RANK": "1"}
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, timeout=20)
     streams.close()
     assert (done.returncode, done.stderr, streams.lines) == (0, b"from 1\n", [])
 
