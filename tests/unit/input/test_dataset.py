@@ -168,7 +168,8 @@ def test_masks_stay_where_rows_are_joined(make, columns):
         ]
         masked = sum(numpy.ma.getmaskarray(batch).sum() for batch in batches)
         of_all = sum(len(batch) for batch in batches)
-        assert {batch.dtype for batch in batches} == {rows.dtype}
+        # the dtype of a number that is masked is lost by NumPy
+        assert {batch.dtype for batch in batches if not numpy.ma.getmaskarray(batch).all()} == {rows.dtype}
         assert masked * 5 == of_all * (columns or (1,))[0]
 
 
