@@ -223,7 +223,7 @@ def save(folder: Path, launches: Sequence[Launch]) -> Path:
     for launch in launches:
         launch.command = ["python", *sys.argv]
     mpi = launches[0].mpi.rpartition(" ")[0].lower().replace(" ", "")
-    path = folder / f"two_hosts-{mpi}.json"
+    path = folder / f"{'pair' if launches[0].ranks == 2 else 'two_hosts'}-{mpi}.json"
     folder.mkdir(parents=True, exist_ok=True)
     results.write(path, [*(results.read(path) if path.exists() else ()), *launches])
     return path

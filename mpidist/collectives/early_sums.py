@@ -24,7 +24,7 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.reductions.plan import Plan, Signature, build
 from mpidist.collectives.ways import selection
-from mpidist.collectives.ways.executor import Executor, Progress
+from mpidist.collectives.ways.executor import MESSAGE_BYTES, Executor, Progress
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.errors import TransportError
 from mpidist.runtime.control import Watch
@@ -38,10 +38,6 @@ _FIRST_CHANNEL, _BERTHS, _MOST_BUCKETS = 1024, 64, 16
 
 #: Into about how many buckets a list is cut, and how many bytes a bucket has at least.
 _BUCKETS, _LEAST_BUCKET_BYTES = 12, 1 << 20
-
-#: The longest message, as in `lanes`: with ResNet-18 on two hosts, steps with messages of 32 or 64 KiB took 3.96 s at
-#: 100 Mbit/s and 0.73 s at 1000, with such of 128 KiB to 8 MiB 4.1 to 4.7 s and 0.84 to 0.96 s.
-_MESSAGE_BYTES = 1 << 15
 
 #: The copies and comparisons of early sums take as long as so many plain copies of the list; a sum that takes no longer
 #: is not worth beginning early, as on a quick network.
@@ -117,7 +113,7 @@ class EarlySums(Bound):
         channels = [_FIRST_CHANNEL + berth * _MOST_BUCKETS + index for index in range(len(plan.buckets))]
         self.buffers = [numpy.empty(bucket.elements, bucket.dtype) for bucket in plan.buckets]
         self._executors = [
-            Executor(schedule, ranks.transport.among(range(ranks.size), each), buffer, segment_bytes=_MESSAGE_BYTES)
+            Executor(schedule, ranks.transport.among(range(ranks.size), each), buffer, segment_bytes=MESSAGE_BYTES)
             for each, buffer in zip(channels, self.buffers, strict=True)
         ]
         self._told = numpy.zeros(1 + len(channels) + flags, numpy.float32)

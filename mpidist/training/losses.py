@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -50,7 +51,8 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
     values = _wide(loss)
     if sample_weight is not None:
         values = values.astype("float64") if values.dtype.kind in "biu" else values  # or weights would be cut off
-        values = values * _weights(sample_weight, values)
+        weights = _as_array(sample_weight).astype(values.dtype)
+        values = values * weights.reshape(shape_of_weights(weights.shape, values.shape))
     return _share(values.sum(), rows, loss.dtype)
 
 
@@ -121,14 +123,16 @@ def _batch_size(value: Any) -> int:
     return size
 
 
-def _weights(sample_weight: Any, loss: Any) -> Any:
-    """Return the weights in the dtype of the loss, one for each row where they have fewer dimensions."""
-    weights = _as_array(sample_weight).astype(loss.dtype)
-    if weights.ndim == loss.ndim + 1 and weights.shape[-1] == 1:
-        weights = weights.reshape(weights.shape[:-1])
-    if weights.ndim > loss.ndim:
-        raise ValueError(f"sample_weight has shape {weights.shape}, which does not fit the losses' {loss.shape}")
-    spread = weights.reshape(weights.shape + (1,) * (loss.ndim - weights.ndim)) if weights.ndim else weights
-    if any(own not in (1, theirs) for own, theirs in zip(spread.shape, loss.shape, strict=bool(weights.ndim))):
-        raise ValueError(f"sample_weight has shape {weights.shape}, which does not fit the losses' {loss.shape}")
-    return spread
+def shape_of_weights(given: Sequence[int], losses: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape in which weights multiply losses: one for each row where they have fewer dimensions.  Local.
+
+    ValueError where they do not fit.
+    """
+    shape = tuple(given)
+    if len(shape) == len(losses) + 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    if shape:
+        shape += (1,) * (len(losses) - len(shape))
+    if len(shape) > len(losses) or any(own not in (1, all_) for own, all_ in zip(shape, losses, strict=False)):
+        raise ValueError(f"sample_weight has shape {tuple(given)}, which does not fit the losses' {tuple(losses)}")
+    return shape

@@ -16,15 +16,10 @@ from typing import Any, NamedTuple
 import numpy
 
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.ways.executor import Executor
+from mpidist.collectives.ways.executor import MESSAGE_BYTES, Executor
 from mpidist.schedules.rounds import Schedule
 from mpidist.transports.base import Transport
 from mpidist.transports.node_memory import SharedSegments
-
-#: The longest message in bytes.  MPI libraries send such a one at once; before a long one they ask the receiver, whose
-#: answer comes behind all that is already on its way.  Over TCP, at 0.1 Gbit/s, messages of 16 or 32 KiB took 95 % of
-#: the link and such of 120 KiB 91 %; at 10 Gbit/s those of 32 KiB were quicker than those of 128.
-_MESSAGE_BYTES = 1 << 15
 
 #: Channels below are for others.
 _FIRST_CHANNEL = 16
@@ -60,7 +55,7 @@ class Lanes:
         most = -(-self.shards // min(topology.local_size_of))
         self.lane_bytes = segments.place_bytes // most
         self._across = across
-        scratch_bytes = min(self.lane_bytes, 2 * _MESSAGE_BYTES) + 64
+        scratch_bytes = min(self.lane_bytes, 2 * MESSAGE_BYTES) + 64
         self.mine = tuple(
             self._lane(shard, transport, topology, scratch_bytes)
             for shard in range(self.local_rank, self.shards, self.local_size)
@@ -85,4 +80,4 @@ class Lanes:
         """Return the all-reduce between nodes of a shard of so many elements."""
         buffer = self.values(slot, lane.shard, elements, dtype)
         scratch = lane.scratch[slot]
-        return Executor(self._across, lane.transports[slot], buffer, op, segment_bytes=_MESSAGE_BYTES, scratch=scratch)
+        return Executor(self._across, lane.transports[slot], buffer, op, segment_bytes=MESSAGE_BYTES, scratch=scratch)

@@ -24,8 +24,9 @@ AUTOMATIC = ("shared_memory", "two_level", "native", "recursive_doubling", "hier
 #: What may be asked for besides an algorithm: a choice by what was measured, or by the fixed table.
 AUTO, PINNED = "auto", "pinned"
 
-#: From this size in bytes on, moving every byte once counts more than the number of messages.
-_LARGE_BYTES = 1 << 16
+#: From this size in bytes on, moving every byte once counts more than the number of messages; and from this one on two
+#: ranks that exchange all they have, in many messages at a time, are quicker than a ring, which has one.
+_LARGE_BYTES, _PAIR_BYTES = 1 << 16, 1 << 19
 
 #: A unit from this size in bytes on goes through memory in segments of `SEGMENT_BYTES`; a shorter one in shorter
 #: segments: one or two MiB in a single segment would be out of cache when they are added.
@@ -53,7 +54,8 @@ class Row(NamedTuple):
     ----------
     place : str
         ``"node"``: one node whose ranks share memory; ``"nodes"``: several nodes, with shared memory in each;
-        ``"levels"``: several nodes, without; ``"flat"``: one rank a node, or one node without shared memory;
+        ``"pair"``: the same, of two nodes with one rank each; ``"levels"``: several nodes, without; ``"flat"``: one
+        rank a node, or one node without shared memory;
         ``"device"``: arrays lie in device memory that the transport does not move by itself.
     ranks : int
         On so many ranks at most it was measured; 0: not at all.
@@ -79,6 +81,9 @@ TABLE = (
     Row("node", 0, "shared_memory", 16, "all-reduce-openmpi-2.json, gradients-2.json, all-reduce-16-cores-16.json"),
     Row("nodes", 0, "native", 4, "two_hosts-openmpi.json"),
     Row("nodes", _LARGE_BYTES, "two_level", 4, "two_hosts-openmpi.json"),
+    Row("pair", 0, "native", 2, "pair-openmpi.json"),
+    Row("pair", _LARGE_BYTES, "ring", 2, "pair-openmpi.json"),
+    Row("pair", _PAIR_BYTES, "two_level", 2, "pair-openmpi.json"),
     Row("levels", 0, "native"),
     Row("levels", _LARGE_BYTES, "hierarchical"),
     Row("flat", 0, "native"),
@@ -137,7 +142,7 @@ class Facts:
         if self.has_segments and self.topology.node_count == 1:
             return "node"
         if self.topology.node_count == 1 or max(self.topology.local_size_of) == 1:
-            return "flat"
+            return "pair" if self.has_segments and self.topology.node_count == 2 else "flat"
         return "nodes" if self.has_segments else "levels"
 
 
@@ -227,7 +232,7 @@ def eligible(facts: Facts) -> tuple[str, ...]:
     has_levels = topology.node_count > 1 and max(topology.local_size_of) > 1
     usable = {
         "shared_memory": facts.has_segments and topology.node_count == 1,
-        "two_level": facts.has_segments and has_levels,
+        "two_level": facts.has_segments and topology.node_count > 1,
         "native": "all_reduce" in facts.native,
         "hierarchical": has_levels and not facts.has_segments,  # two_level does the same, and more at a time
         "rabenseifner": topology.size > 2,  # of two ranks it is the ring

@@ -157,6 +157,10 @@ class TwoLevel:
         slot, number = self._slots[self._slot(index)], self._number(index)
         for place, segment in enumerate(wave):
             start, stop = self.bounds[segment]
+            if self._lanes.shards == 1:  # every rank is alone on its node, and took the wave that was here itself
+                fill(segment, slot[0][place * self._part :][: stop - start])
+                self._progress()
+                continue
             turn = segments.turn
             fill(segment, self._places[turn & 1][rank][: stop - start])
             segments.turn = turn = turn + 1

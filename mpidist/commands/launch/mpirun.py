@@ -26,7 +26,7 @@ _VERSIONS = (
 )
 
 #: Libraries whose ranks are started by the launcher of another name.
-_FAMILY = {"MVAPICH": "MPICH", "MVAPICH2": "MPICH", "HPE Cray MPICH": "MPICH"}
+_LAUNCHERS = {"MVAPICH": "MPICH", "MVAPICH2": "MPICH", "HPE Cray MPICH": "MPICH"}
 
 _CURE = f"{GET_MPI} into this environment brings a library and its mpirun together"
 
@@ -54,14 +54,14 @@ def parse_version(text: str) -> tuple[str, tuple[int, ...]]:
     return "", ()
 
 
-def family(vendor: str) -> str:
+def _launcher_of(vendor: str) -> str:
     """Return the vendor whose launcher starts ranks of this `vendor`'s library."""
-    return _FAMILY.get(vendor, vendor)
+    return _LAUNCHERS.get(vendor, vendor)
 
 
 def choose(mpi: MpiFound, launchers: Sequence[Mpirun]) -> Mpirun:
     """Return the launcher that belongs to `mpi`: of its vendor, and of its version if there is one."""
-    own = [launcher for launcher in launchers if launcher.vendor == family(mpi.vendor)]
+    own = [launcher for launcher in launchers if launcher.vendor == _launcher_of(mpi.vendor)]
     same = [launcher for launcher in own if launcher.version == mpi.version]
     if own:
         return (same or own)[0]

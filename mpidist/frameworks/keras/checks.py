@@ -44,7 +44,7 @@ def require_no_mask(outputs: Any, who: str) -> None:
     """Raise NotImplementedError if a loss would divide by the places of its rows that are not masked.  Local."""
     if any(get_keras_mask(each) is not None for each in keras.tree.flatten(outputs)):
         raise NotImplementedError(
-            f"{who}: the outputs of a distributed Keras model have a mask, and its loss would divide by the "
+            f"{who}: the outputs of the Keras model have a mask, and its loss would divide by the "
             "places that are not masked on this replica. Let the model return outputs without a mask, and pass "
             "sample_weight with zeros for masked places"
         )

@@ -14,6 +14,7 @@ from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch.data_parallel import BufferBroadcast, DistributedDataParallel, broadcast_module
 from mpidist.frameworks.torch.optimizer import DistributedOptimizer
 from mpidist.frameworks.torch.replicas import replicas_of
+from mpidist.training.losses import shape_of_weights
 
 
 def distribute(strategy: Any, objects: Sequence[Any], **options: Any) -> list[Any]:
@@ -94,25 +95,11 @@ def compute_average_loss(
         global_batch_size = int(rows[0])
     if global_batch_size < 1:
         raise ValueError(f"global_batch_size={global_batch_size}: it is 1 or more")
-    weighted = per_example_loss if sample_weight is None else _weighted(per_example_loss, sample_weight)
+    weighted = per_example_loss
+    if sample_weight is not None:
+        weights = torch.as_tensor(sample_weight, device=weighted.device)
+        weighted = weighted * weights.reshape(shape_of_weights(weights.shape, weighted.shape))
     return weighted.sum() / global_batch_size
-
-
-def _weighted(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return losses times weights, one for each row where they have fewer dimensions."""
-    given = weights = torch.as_tensor(weights, device=losses.device)
-    if weights.dim() == losses.dim() + 1 and weights.shape[-1] == 1:
-        weights = weights.squeeze(-1)
-    if 0 < weights.dim() < losses.dim():
-        weights = weights.reshape(*weights.shape, *[1] * (losses.dim() - weights.dim()))
-    fits = weights.dim() <= losses.dim() and all(
-        own in (1, theirs) for own, theirs in zip(weights.shape, losses.shape, strict=False)
-    )
-    if not fits:
-        raise ValueError(
-            f"sample_weight has shape {tuple(given.shape)}, which does not fit the losses' {tuple(losses.shape)}"
-        )
-    return losses * weights
 
 
 def _names_of(modules: Sequence[torch.nn.Module], optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]] | None:

@@ -30,6 +30,9 @@ CHOICES = [
     (TWO_NODES, 1 << 20, "hierarchical"),
     (Facts(TWO_NODES.topology, ("all_reduce",), True), 1 << 20, "two_level"),
     (Facts(Topology(list("abcd")), ("all_reduce",), False), 1 << 20, "ring"),
+    (Facts(Topology(list("abcd")), ("all_reduce",), True), 1 << 20, "ring"),
+    (Facts(Topology(list("ab")), ("all_reduce",), True), 1 << 16, "ring"),
+    (Facts(Topology(list("ab")), ("all_reduce",), True), 1 << 19, "two_level"),
     (THREADS, 4, "recursive_doubling"),
     (THREADS, 1 << 20, "ring"),
 ]
