@@ -156,6 +156,7 @@ def bound(seconds: dict[str, float], wire: float) -> float:
 def save(folder: Path, launches: list[dict[str, Any]]) -> None:
     """Add the launches to those of earlier runs, with the command that made them."""
     path = folder / "torch_overlap.json"
+    folder.mkdir(parents=True, exist_ok=True)
     found = json.loads(path.read_text()) if path.exists() else {"launches": []}
     found["launches"] += [{"command": ["python", *sys.argv], **each} for each in launches]
     path.write_text(json.dumps(found, indent=1) + "\n")

@@ -39,6 +39,10 @@ _FIRST_CHANNEL, _BERTHS, _MOST_BUCKETS = 1024, 64, 16
 #: Into about how many buckets a list is cut, and how many bytes a bucket has at least.
 _BUCKETS, _LEAST_BUCKET_BYTES = 12, 1 << 20
 
+#: So many messages of a bucket are under way at most: a rank that computes comes by every few milliseconds only.  They
+#: are received into memory besides the bucket.
+_AHEAD = 127
+
 #: The copies and comparisons of early sums take as long as so many plain copies of the list; a sum that takes no longer
 #: is not worth beginning early, as on a quick network.
 _LEAST_COPIES = 6.0
@@ -111,10 +115,11 @@ class EarlySums(Bound):
         berth = number % _BERTHS
         schedule = hierarchical(ranks.topology, selection.between_carriers(ranks.topology))
         channels = [_FIRST_CHANNEL + berth * _MOST_BUCKETS + index for index in range(len(plan.buckets))]
+        transports = [ranks.transport.among(range(ranks.size), each) for each in channels]
         self.buffers = [numpy.empty(bucket.elements, bucket.dtype) for bucket in plan.buckets]
         self._executors = [
-            Executor(schedule, ranks.transport.among(range(ranks.size), each), buffer, segment_bytes=MESSAGE_BYTES)
-            for each, buffer in zip(channels, self.buffers, strict=True)
+            Executor(schedule, transport, buffer, segment_bytes=MESSAGE_BYTES, ahead=_AHEAD)
+            for transport, buffer in zip(transports, self.buffers, strict=True)
         ]
         self._told = numpy.zeros(1 + len(channels) + flags, numpy.float32)
         self._begun, self.flags = self._told[1 : 1 + len(channels)], self._told[1 + len(channels) :]

@@ -2,14 +2,16 @@
 
 Nomenclature.  The buffer is cut into *chunks*; a *message* carries the chunks that a rank sends in one round.  Messages
 that are reduced are cut further into *segments*, so that a segment is reduced while the next one arrives, and is still
-in cache when it is.  Both sides cut alike, by the size of the message alone.  A *turn* is what a rank does between two
-waits: post the next segment's receive and send, wait for the present one's, reduce it.
+in cache when it is.  Both sides cut alike, by the size of the message alone.  A *turn* is what a rank does for a segment:
+post its receive and send, and, when later ones have been posted too, wait for them and reduce it.
 
-Received segments go to two pieces of scratch in turn; where a message replaces what is there, it is received in place.
+Received segments go to pieces of scratch in turn, one more than segments are posted *ahead*; where a message replaces
+what is there, it is received in place.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -116,8 +118,11 @@ class Executor:
     segment_bytes : int
         The longest segment of a message that is reduced; equal on all ranks.
     scratch : array of bytes, optional
-        Memory to receive segments into, in place of the executor's own; nobody else may use it during a run.  Twice a
-        segment is enough.
+        Memory to receive segments into, in place of the executor's own; nobody else may use it during a run.
+        ``1 + ahead`` segments are enough.
+    ahead : int
+        How many segments are posted before the present one is waited for, besides it: 1 keeps a link busy while a rank
+        waits, more while it does something else.
 
     Raises
     ------
@@ -138,6 +143,7 @@ class Executor:
         bounds: Sequence[int] | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         scratch: Any = None,
+        ahead: int = 1,
     ) -> None:
         self.schedule = schedule
         arrays.check_memory(buffer, transport.memory, transport.name)
@@ -150,9 +156,10 @@ class Executor:
         segment_elements = max(1, segment_bytes // flat.itemsize)
         turns = turns_of(schedule, transport.rank, transport.size, exact, segment_elements, root)
         self._transport = transport
-        pieces = _ReceiveMemory(turns, flat, scratch)
+        pieces = _ReceiveMemory(turns, flat, scratch, ahead)
         reduce = arrays.reduction(op, arrays.namespace(flat)) if reducing else None
-        self._plan = list(_planned(turns, reduce, transport.rank, pieces))
+        self._ahead = ahead
+        self._plan = list(_planned(turns, reduce, transport.rank, pieces, ahead))
         self._steps = list(_on(flat, self._plan))
 
     def release(self) -> None:
@@ -176,7 +183,7 @@ class Executor:
             As `Transport.wait`; the buffer's content is then undefined.
         """
         wait = self._transport.wait
-        for pendings in self._run(self._steps if buffer is None else _on(buffer, self._plan)):
+        for pendings in self._run(self._steps if buffer is None else _on(buffer, self._plan), deque()):
             wait(pendings, watch)
 
     def start(self) -> Progress:
@@ -184,32 +191,34 @@ class Executor:
 
         Every rank of the transport starts it in the same order.
         """
-        return Progress(self._run(self._steps), self._transport)
+        posted: deque[list[Any]] = deque()
+        return Progress(self._run(self._steps, posted), self._transport, posted)
 
-    def _run(self, steps: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
+    def _run(self, steps: Iterable[tuple[Any, ...]], posted: deque[list[Any]]) -> Iterator[list[Any]]:
         """Post message after message, and yield what must be done before the next one."""
-        receive, send = self._transport.receive, self._transport.send
-        current: list[Any] = []
+        receive, send, ahead = self._transport.receive, self._transport.send, self._ahead
         for received, sent, reduce, first, second, out in steps:
             coming = []
             if received is not None:
                 coming.append(receive(*received))
             if sent is not None:
                 coming.append(send(*sent))
-            if current:
-                yield current
+            if coming:
+                posted.append(coming)
+            if len(posted) > ahead or not coming:
+                yield posted[0]
+                posted.popleft()
             if reduce is not None:
                 reduce(first, second, out=out)
-            current = coming
 
 
 class Progress:
     """A run of an executor that moves on when it is polled, and never waits."""
 
-    __slots__ = ("done", "_waits", "_transport", "_pendings")
+    __slots__ = ("done", "_waits", "_transport", "_posted", "_pendings")
 
-    def __init__(self, waits: Iterator[list[Any]], transport: Transport) -> None:
-        self._waits, self._transport = waits, transport
+    def __init__(self, waits: Iterator[list[Any]], transport: Transport, posted: deque[list[Any]]) -> None:
+        self._waits, self._transport, self._posted = waits, transport, posted
         self._pendings = next(waits, [])
         self.done = not self._pendings
 
@@ -222,7 +231,8 @@ class Progress:
 
     def abandon(self) -> None:
         """Give up after an error: what messages may still write into is kept."""
-        self._transport.abandon(self._pendings)
+        for pendings in self._posted:
+            self._transport.abandon(pendings)
 
 
 def _check_wire_dtype(dtype: Any, op: str) -> None:
@@ -260,13 +270,14 @@ class _Action(NamedTuple):
     reduce: Any
 
 
-def _planned(turns: Sequence[Turn], reduce: Any, rank: int, scratch: _ReceiveMemory) -> Iterator[_Action]:
+def _planned(turns: Sequence[Turn], reduce: Any, rank: int, scratch: _ReceiveMemory, ahead: int) -> Iterator[_Action]:
     """Yield what is done in `turns`, whatever the buffer.
 
-    A turn's segment is posted in one action and waited for in the next.  That one also posts the round's next segment,
-    unless there is none: then it posts nothing, because the next round sends what this one still has to receive.
+    A turn's segment is posted in one action, and waited for `ahead` actions later.  That one also posts a later segment
+    of the round, unless there is none: then it posts nothing, because the next round sends what this one still has to
+    receive.
     """
-    waiting: tuple[Any, slice, bool] | None = None
+    waiting: deque[tuple[Any, slice, bool] | None] = deque()
     for turn in turns:
         received = reduced = None
         if turn.receive is not None:
@@ -274,11 +285,10 @@ def _planned(turns: Sequence[Turn], reduce: Any, rank: int, scratch: _ReceiveMem
             received = (scratch.next(turn.receive) if turn.reduce else own, turn.receive_from)
             reduced = (received[0], own, turn.receive_from < rank) if turn.reduce else None
         sent = None if turn.send is None else (slice(*turn.send), turn.send_to)
-        yield _Action(received, sent, waiting, reduce)
-        waiting = reduced
-        if turn.last:
-            yield _Action(None, None, waiting, reduce)
-            waiting = None
+        waiting.append(reduced)
+        yield _Action(received, sent, waiting.popleft() if len(waiting) > ahead else None, reduce)
+        while turn.last and waiting:
+            yield _Action(None, None, waiting.popleft(), reduce)
 
 
 def _on(flat: Any, plan: Sequence[_Action]) -> Iterator[tuple[Any, ...]]:
@@ -301,13 +311,16 @@ def _on(flat: Any, plan: Sequence[_Action]) -> Iterator[tuple[Any, ...]]:
 
 
 class _ReceiveMemory:
-    """Two pieces of memory for received segments, used in turn, as long as the longest of them."""
+    """Pieces of memory for received segments, used in turn, as long as the longest of them."""
 
-    def __init__(self, turns: Sequence[Turn], flat: Any, memory: Any) -> None:
-        lengths = [turn.receive[1] - turn.receive[0] for turn in turns if turn.reduce and turn.receive is not None]
-        several = any(turn.reduce and not turn.last for turn in turns)
-        longest = max(lengths, default=0)
-        count = 1 + several if longest else 0
+    def __init__(self, turns: Sequence[Turn], flat: Any, memory: Any, ahead: int) -> None:
+        longest = count = of_round = 0
+        for turn in turns:
+            if turn.reduce and turn.receive is not None:
+                of_round += 1
+                longest, count = max(longest, turn.receive[1] - turn.receive[0]), max(count, min(of_round, 1 + ahead))
+            if turn.last:
+                of_round = 0
         if memory is None:
             self._pieces = [arrays.empty(longest, flat.dtype, flat) for _ in range(count)]
         else:

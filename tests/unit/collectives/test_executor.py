@@ -4,6 +4,7 @@ That every algorithm of the table computes what it should is in the conformance 
 """
 
 import itertools
+from functools import partial
 from collections.abc import Iterator
 
 import ml_dtypes
@@ -92,6 +93,40 @@ def test_the_next_segment_is_posted_before_the_present_one_is_awaited_and_receiv
     post = [("receive", 2, 1), ("send", 2, 1)]
     assert transport.asked == [*post, *post, ("wait", (0, 1)), *post, ("wait", (2, 3)), ("wait", (5, 6))]
     np.testing.assert_array_equal(buffer, np.arange(6.0) + [10, 10, 20, 20, 30, 30])
+
+
+@pytest.mark.parametrize("ahead", [0, 2, 5])
+def test_so_many_segments_are_posted_ahead(ahead):
+    transport = RecordingTransport(0, 2, incoming=[10.0, 20.0, 30.0, 40.0])
+    buffer = np.arange(8.0)
+    Executor(SWAP, transport, buffer, segment_bytes=16, ahead=ahead).run(None)
+    order = "".join(what[0] for what, *_ in transport.asked)  # receive, send, wait
+    assert order == {0: "rsw" * 4, 2: "rs" * 2 + "rsw" * 2 + "ww", 5: "rs" * 4 + "w" * 4}[ahead]
+    np.testing.assert_array_equal(buffer, np.arange(8.0) + [10, 10, 20, 20, 30, 30, 40, 40])
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 1000])
+@pytest.mark.parametrize("name", sorted(name for what, name in ALGORITHMS if what == "all_reduce"))
+def test_sums_are_the_same_however_many_segments_are_posted_ahead(name, ahead):
+    for size in (2, 3, 4):
+        for result in run_ranks(
+            size, partial(all_reduce, algorithm("all_reduce", name), 1000, segment_bytes=80, ahead=ahead)
+        ):
+            np.testing.assert_array_equal(result, reduced("sum", "f8", 1000, size))
+
+
+def test_all_that_is_posted_is_given_up_on():
+    class Waiting(RecordingTransport):
+        def poll(self, pendings):
+            return False
+
+    transport = Waiting(0, 2, incoming=itertools.repeat(1.0))
+    kept = []
+    transport.abandon = kept.extend
+    progress = Executor(SWAP, transport, np.zeros(100), segment_bytes=80, ahead=4).start()
+    assert not progress.poll()
+    progress.abandon()
+    assert len(kept) == len(transport.asked) == 2 * 5
 
 
 def test_replacing_messages_are_not_cut_and_are_received_in_place():
