@@ -4,8 +4,8 @@ That every algorithm of the table computes what it should is in the conformance 
 """
 
 import itertools
-from functools import partial
 from collections.abc import Iterator
+from functools import partial
 
 import ml_dtypes
 import numpy as np
