@@ -26,11 +26,11 @@ from mpidist.transports.base import Transport
 #: each segment costs the wait for one message: rings of 16 MB were slower with a half or the double of this.
 SEGMENT_BYTES = 1 << 19
 
-#: The same between nodes, where several are under way.  MPI libraries send such a message at once; before a long one they
-#: ask the receiver, whose answer comes behind all that is on its way.  Over TCP, at 0.1 Gbit/s, messages of 16 or 32 KiB
-#: took 95 % of the link and such of 120 KiB 91 %; at 10 Gbit/s those of 32 KiB were quicker than those of 128.  Steps of
-#: ResNet-18 with sums that begin early took 3.96 s with 32 or 64 KiB at 0.1 Gbit/s and 0.73 s at 1; 4.1 to 4.7 s and 0.84
-#: to 0.96 s with 128 KiB to 8 MiB.
+#: The same between nodes, where several are under way.  MPI libraries send such a message at once; before a long one
+#: they ask the receiver, whose answer comes behind all that is on its way.  Over TCP, at 0.1 Gbit/s, messages of 16 or
+#: 32 KiB took 95 % of the link and such of 120 KiB 91 %; at 10 Gbit/s those of 32 KiB were quicker than those of 128.
+#: Steps of ResNet-18 with sums that begin early took 3.96 s with 32 or 64 KiB at 0.1 Gbit/s and 0.73 s at 1; with 128
+#: KiB to 8 MiB 4.1 to 4.7 s and 0.84 to 0.96 s.
 MESSAGE_BYTES = 1 << 15
 
 #: First and one past the last element of a span of the buffer.
