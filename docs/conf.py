@@ -79,12 +79,12 @@ def _add_dark_pictures(app: Any, doctree: Any) -> None:
 
 
 #: Where a name may be cut: `mpidist.|Mirrored|Strategy`, `MPIDIST_|TIMEOUT_|SECONDS`.
-_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[._/(=,])(?=\w)")
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=\w[._/(=,])(?=\w)")
 _NAME = re.compile(r'(?<=<span class="pre">)[^<]+|(?<=<h[1-6]>)[^<]+')
 _CONSOLE = re.compile(r'(?<=<div class="highlight-console).*?(?=</pre>)', re.DOTALL)
 #: An option or an arrow, which a browser would cut after the hyphen: `--mpi`, `->`.
 _OPTION = re.compile(r"(?<![^\s>])-(?:&gt;|[^\s<&]+)")
-_INLINE_OPTION = re.compile(r'(?<=<span class="pre">)--?\w+')
+_INLINE_OPTION = re.compile(r'(?<=<span class="pre">)--?\w[\w-]*')
 _TOGETHER = r'<span class="option">\g<0></span>'
 #: A line of output with columns.
 _COLUMNS = re.compile(r'(?<=<span class="go)(?=">(?:[^<\n]*?\S {2,}){3}\S)')

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 FROM_MPI4PY = ROOT / "docs" / "coming-from-mpi4py.md"
-GUIDE = [ROOT / "docs" / "guide.md", FROM_MPI4PY, *sorted((ROOT / "docs" / "guide").glob("*.md"))]
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *GUIDE})
+GUIDE = [FROM_MPI4PY, *(ROOT / "docs" / f"{name}.md" for name in ("guide", "strategies", "loops"))]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 _BLOCK = re.compile(
     r"(?:^<!-- run: (?P<how>\w+) -->\n)?^```python\n(?P<code>.*?)^```$(?:\n\n^```text\n(?P<printed>.*?)^```$)?",

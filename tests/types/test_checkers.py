@@ -22,7 +22,7 @@ SCRIPTS = sorted((ROOT / "tests" / "types" / "scripts").glob("*.py"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MISTAKES = ROOT / "tests" / "types" / "mistakes.py"
 #: Their text is no single program, or needs what a checker cannot know.
-UNCHECKED = {"mesh.md", "checkpoints.md"}
+UNCHECKED = {"checkpoints.md"}
 #: Kinds of findings that say nothing of mpidist: loops of a page might not run, names may stand for their output.
 OF_PAGES = {"reportPossiblyUnbound", "reportPossiblyUnboundVariable", "reportUnusedExpression"}
 #: What returns arrays of the kind given, or whatever was sent.

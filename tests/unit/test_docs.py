@@ -168,6 +168,15 @@ def test_every_page_says_first_who_reads_it_and_what_they_can_do_after_it(page):
     assert _READER.match(page.read_text())
 
 
+def test_the_first_page_has_five_groups_and_a_card_of_each_names_its_pages():
+    index = (ROOT / "docs" / "index.md").read_text()
+    groups = re.findall(r"^:caption: ([^\n]+)\n:maxdepth: 1\n:hidden:\n\n(.*?)^```$", index, re.MULTILINE | re.DOTALL)
+    cards = dict(re.findall(r"^:::\{grid-item-card\} ([^\n]+)\n(\[.*?)^:::$", index, re.MULTILINE | re.DOTALL))
+    assert [name for name, _ in groups] == list(cards) and len(groups) == 5
+    for name, pages in groups:
+        assert set(pages.split()) <= set(re.findall(r"\]\((\w[\w-]*)\.md", cards[name])), name
+
+
 # -- links ------------------------------------------------------------------------------------------------------------
 
 
