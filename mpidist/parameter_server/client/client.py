@@ -79,7 +79,7 @@ class Client:
         self._pulled: set[int] = set()
         self._tables: dict[Key, tuple[Any, int]] = {}
         self._alone: set[Key] = set()  # tables, once and for all
-        self._plans = Plans(self.servers, self._specs, self.server_of, push_dtype)
+        self.plans = Plans(self.servers, self._specs, self.server_of, push_dtype)
         self._optimizers = 0
         self._clocks = self._find_clocks()
         self._in_step = not self._clocks
@@ -227,12 +227,12 @@ class Client:
         kinds = set(map(type, gradients))
         if kinds - _KNOWN_KINDS:
             gradients = [each if isinstance(each, IndexedSlices) else arrays.to_array(each) for each in gradients]
-        planned = self.planned(keys, gradients, IndexedSlices in kinds)
+        planned = self.plans.find(keys, gradients, IndexedSlices in kinds)
         self.push_planned(optimizer, planned, gradients, scale)
 
     def push_planned(self, optimizer: int, planned: PlannedList, gradients: Sequence[Any], scale: float = 1.0) -> None:
-        """Do what `push` does, with arrays and slices for the list that `planned` has just returned."""
-        self._plans.lists.use(planned)
+        """Do what `push` does, with arrays and slices for the list that `plans` has just found."""
+        self.plans.lists.use(planned)
         if not self._in_step:
             self._begin_step()
         if len(planned.parts) > 1:
@@ -247,10 +247,6 @@ class Client:
                 end.push(optimizer, part, chosen, gradients, scale)
         self._in_step = not self._clocks
         self.refresh()
-
-    def planned(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool = False) -> PlannedList:
-        """Return what goes to each server; valid while `generation` is the same, and to be held weakly."""
-        return self._plans.find(keys, gradients, has_rows)
 
     @_asks
     def flush(self) -> None:
@@ -328,7 +324,7 @@ class Client:
         del self._ends[server]
         self.servers.remove(end)
         end.forget()
-        self._plans.forget()
+        self.plans.forget()
         self.generation += 1
         self.refresh()
         if end in self._clocks:

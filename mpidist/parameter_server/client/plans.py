@@ -49,8 +49,11 @@ class Plans:
         self.lists = PlanCache()
         self._residues = Residues()
 
-    def find(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool) -> PlannedList:
-        """Return what goes to each server, made anew for a list that is not among those pushed last."""
+    def find(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool = False) -> PlannedList:
+        """Return what goes to each server, made anew for a list that is not among those pushed last.
+
+        To be held weakly, since other lists may need the room; void when the client's `generation` grows.
+        """
         key = keys, tuple([isinstance(each, IndexedSlices) for each in gradients]) if has_rows else ()
         found = self.lists.find(key)
         return PlannedList(key, self._made(keys, gradients)) if found is None else found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy
@@ -28,37 +28,20 @@ from mpidist.variables import IndexedSlices
 #: How many lists of variables are pushed again without a look at each.
 _KNOWN_LISTS = 16
 
-
-class _Again:
-    """A list of whole variables that has been pushed, with what the client needs to push it again."""
-
-    def __init__(self, client: Client, variables: tuple[ServedVariable, ...]) -> None:
-        self.client = client
-        self.variables = variables
-        self.strategy = variables[0].strategy
-        #: The types of gradients that need no look.
-        self.kinds = [numpy.ndarray] * len(variables)
-        self._generation = client.generation
-        self._planned: Callable[[], PlannedList | None] = _nothing
-
-    def is_of(self, variables: Sequence[Any]) -> bool:
-        """Whether these are the same objects, in the same order."""
-        own = self.variables
-        return len(variables) == len(own) and all(map(is_, variables, own))
-
-    def planned(self) -> PlannedList | None:
-        """Return what goes to each server, None if the client is to be asked: it keeps the lists pushed last."""
-        return self._planned() if self._generation == self.client.generation else None
-
-    def look_up(self, gradients: Sequence[Any]) -> PlannedList:
-        """Ask the client what goes to each server."""
-        planned = self.client.planned(tuple([variable.key for variable in self.variables]), gradients)
-        self._planned, self._generation = ref(planned), self.client.generation
-        return planned
+#: The types of their gradients, which need no look either.
+_ARRAYS = {numpy.ndarray}
 
 
-def _nothing() -> None:
-    return None
+class _Again(NamedTuple):
+    """A list of whole variables whose gradients, all of them arrays, have been pushed."""
+
+    variables: tuple[ServedVariable, ...]
+    strategy: Any
+    client: Client
+    #: The client's when it made the plan, which is void once it has another one.
+    generation: int
+    #: The plan, while the client keeps it.
+    planned: Callable[[], PlannedList | None]
 
 
 class ServedUpdates(Updates):
@@ -114,9 +97,12 @@ class ServedUpdates(Updates):
                 for gradient, variable in zip(gradients, variables, strict=True)
                 for part in variable.pushed(gradient)
             ]
-        self._client.push(self._number, pairs, scale)
-        if all(type(variable) is ServedVariable for variable in variables) and isinstance(self._client, Client):
-            self._known.appendleft(_Again(self._client, tuple(variables)))
+        client = self._client
+        client.push(self._number, pairs, scale)
+        if isinstance(client, Client) and all(type(each) is numpy.ndarray for each in gradients):
+            if all(type(variable) is ServedVariable for variable in variables):
+                plan = client.plans.find(tuple([variable.key for variable in variables]), gradients)
+                self._known.appendleft(_Again(tuple(variables), variables[0].strategy, client, client.generation, ref(plan)))
 
     def step_again(self, stages: GradientStages, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
@@ -124,23 +110,19 @@ class ServedUpdates(Updates):
             gradients, variables = zip(*pairs, strict=True)
         except (TypeError, ValueError):  # no pairs: who looks at each says so
             return False
-        known, factor = self._known_as(variables), stages.only_factor
-        if known is None or factor is None or known.strategy is not context.get_strategy():
+        factor, number = stages.only_factor, len(variables)
+        for known, strategy, client, generation, planned in self._known:
+            if number == len(known) and all(map(is_, variables, known)):
+                break
+        else:
             return False
-        if list(map(type, gradients)) != known.kinds:
+        if factor is None or strategy is not context.get_strategy() or set(map(type, gradients)) != _ARRAYS:
             return False
-        client = known.client
-        if client.guard is not None:  # its lists may be void by the time they are pushed
+        plan = planned() if generation == client.generation else None
+        if plan is None or client.guard is not None:  # its plans may be void by the time they are pushed
             return False
-        planned = known.planned() or known.look_up(gradients)
-        client.push_planned(self._number, planned, gradients, factor)
+        client.push_planned(self._number, plan, gradients, factor)
         return True
-
-    def _known_as(self, variables: Sequence[Any]) -> _Again | None:
-        for known in self._known:
-            if known.is_of(variables):
-                return known
-        return None
 
     def _register(self) -> None:
         """Send the optimizer."""

@@ -415,7 +415,7 @@ def pushed_by_nine(client, arrived, make, size):
         client.push(number, [(KEY, numpy.ones(size, "float32"))])
     client.flush()
     arrived.wait(30)
-    (end,), (planned,) = client.servers, client._plans.lists
+    (end,), (planned,) = client.servers, client.plans.lists
     slots, _ = end.ask("rule", number=number, plan=planned.parts[0][1].number)
     paths = [end.ask("layout", maps=False)[0]["path"], *([slots["slots"][0]] if slots["slots"] else [])]
     used = [os.stat(path).st_blocks * 512 for path in paths]

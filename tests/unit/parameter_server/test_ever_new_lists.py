@@ -73,14 +73,14 @@ def test_500_random_lists_are_as_one_and_few_are_kept(way, servers):
         optimizer, kept = made(client, servers), []
         for keys in lists:
             client.push(optimizer, [(key, numpy.ones(4, "f4")) for key in keys])
-            kept.append(len(client._plans.lists))
+            kept.append(len(client.plans.lists))
         client.flush()
-        numbers = {part.number for planned in client._plans.lists for _, part in planned.parts}
+        numbers = {part.number for planned in client.plans.lists for _, part in planned.parts}
         for end in client.servers:
             assert set(end.views) <= numbers
             if getattr(end, "_direct", None) is not None:
                 assert {number for _, number in end._direct._updates} <= numbers
-        return max(kept), len(client._plans.lists), [client.value(key).tolist() for key in KEYS]
+        return max(kept), len(client.plans.lists), [client.value(key).tolist() for key in KEYS]
 
     ((most, kept, values),), served = run(1, job, servers, **way)
     assert values == [[-float(each)] * 4 for each in times(lists)]
@@ -161,7 +161,7 @@ def test_what_is_dropped_is_gone_at_once_here_and_there(way, monkeypatch):
             client.push(optimizer, [(key, numpy.ones(4, "f4")) for key in keys])
         client.flush()
         alive = [each() for each in here if each() is not None]
-        kept = [*client._plans.lists, *(part for planned in client._plans.lists for _, part in planned.parts)]
+        kept = [*client.plans.lists, *(part for planned in client.plans.lists for _, part in planned.parts)]
         return set(map(id, alive)) == set(map(id, kept)), len(kept), sum(each() is not None for each in there)
 
     ((all_kept, number, at_server),), _ = run(1, job, **way)
@@ -226,7 +226,7 @@ def test_a_plan_that_was_made_in_vain_is_forgotten():
                 client.push(optimizer, [(key, numpy.ones(4, "f4")) for key in keys])
                 client.flush()
             client.push(optimizer, [(key, numpy.ones(4, "f4")) for key in keys])
-        return {part.number for planned in client._plans.lists for _, part in planned.parts} | set(
+        return {part.number for planned in client.plans.lists for _, part in planned.parts} | set(
             client.servers[0].forgotten
         )
 
@@ -243,7 +243,7 @@ def by_updates(strategy, lists, again):
         pairs = [(numpy.ones(4, "f4"), variables[number]) for number, _ in keys]
         for _ in range(again):
             strategy.run(lambda pairs=pairs: optimizer.apply_gradients(pairs))
-    lists = list(of_job().client._plans.lists)
+    lists = list(of_job().client.plans.lists)
     known = [known.planned() for known in optimizer._updates._known]
     assert all(planned is None or planned in lists for planned in known)
     return [variable.value.tolist() for variable in variables], len(lists)

@@ -255,7 +255,7 @@ def test_ever_new_lists_are_as_one_and_few_are_kept_also_on_the_servers_that_are
         def train(chosen):
             optimizer.apply_gradients([(numpy.ones(4), model[n]) for n in chosen])
             client = of_job().client
-            client.held = list(client._plans.lists)  # as the traceback of an error may hold them
+            client.held = list(client.plans.lists)  # as the traceback of an error may hold them
             return len(client.held)
 
         def run(some):
