@@ -13,49 +13,14 @@ try:
 except ImportError as error:
     raise MissingDependencyError(f"mpidist.torch needs PyTorch: {pip_install('torch')} ({error})") from error
 
+from mpidist.frameworks.torch import horovod_names
 from mpidist.frameworks.torch.batch_norm import SyncBatchNorm
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_parameters
 from mpidist.frameworks.torch.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from mpidist.frameworks.torch.comm_hook import comm_hook
 from mpidist.frameworks.torch.data_parallel import DistributedDataParallel
 from mpidist.frameworks.torch.distribution import compute_average_loss
-from mpidist.frameworks.torch.horovod_names import (
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather,
-    allgather_async,
-    allgather_object,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    broadcast_object,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    poll,
-    rank,
-    reducescatter,
-    reducescatter_async,
-    shutdown,
-    size,
-    synchronize,
-)
+from mpidist.frameworks.torch.horovod_names import *  # noqa: F403
 from mpidist.frameworks.torch.optimizer import DistributedOptimizer
 from mpidist.frameworks.torch.sampler import DistributedSampler
 
@@ -74,46 +39,12 @@ __all__ = [
     "broadcast_parameters",
     "comm_hook",
     "compute_average_loss",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "init",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "poll",
-    "rank",
-    "reducescatter",
-    "reducescatter_async",
-    "shutdown",
-    "size",
-    "synchronize",
-    "broadcast",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "reduce_scatter",
 ]
+__all__ += horovod_names.__all__
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = public_module(__name__)

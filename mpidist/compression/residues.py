@@ -30,7 +30,3 @@ class CodeResidues:
     def keep(self) -> None:
         """Let what was noted count.  Local."""
         self.kept, self._next = self._next, self.kept
-
-    def drop(self) -> None:
-        """Forget everything.  Local."""
-        self.kept[:] = 0

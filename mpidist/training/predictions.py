@@ -28,21 +28,17 @@ def gathered(strategy: Any, parts: Sequence[Any], rows: Sequence[int]) -> Any:
         raise ValueError("there is nothing to predict: the data have no rows")
     own = own or [structure.without_rows(likes[0])]
     leaves = zip(*map(nest.flatten, own), strict=True)
-    order = _input_order([each["rows"] for each in told])
+    order = input_order([each["rows"] for each in told])
     return nest.pack(own[0], [strategy.gather(numpy.concatenate(each), axis=0)[order] for each in leaves])
 
 
-def _input_order(rows_of_replicas: Sequence[Sequence[int]]) -> numpy.ndarray:
-    """Return the places of the input rows, batch by batch, in arrays that are gathered replica by replica."""
+def input_order(rows_of_replicas: Sequence[Sequence[int]]) -> numpy.ndarray:
+    """Return the places of the input rows, batch by batch, in arrays that are gathered replica by replica.  Local."""
     steps = max(map(len, rows_of_replicas))
     lengths = numpy.array([[*rows, *[0] * (steps - len(rows))] for rows in rows_of_replicas], "int64")
     starts = (lengths.reshape(-1).cumsum() - lengths.reshape(-1)).reshape(lengths.shape)
-    pieces = [
-        numpy.arange(start, start + length)
-        for start, length in zip(starts.T.reshape(-1), lengths.T.reshape(-1), strict=True)
-        if length
-    ]
-    return numpy.concatenate(pieces)
+    pieces = zip(starts.T.reshape(-1), lengths.T.reshape(-1), strict=True)
+    return numpy.concatenate([numpy.arange(start, start + length) for start, length in pieces])
 
 
 def _on_host(part: Any, rows: int, replica: int) -> Any:

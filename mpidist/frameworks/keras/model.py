@@ -26,6 +26,7 @@ from mpidist.frameworks.keras.optimizer import distribute_optimizer
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.keras.variables import optimizers_of, share_weights
+from mpidist.training.predictions import input_order
 
 
 def distribute_model(model: keras.Model, replica: ModelReplica) -> None:
@@ -173,7 +174,8 @@ def _gathered(replica: ModelReplica, found: Any, shares: Sequence[BatchShare]) -
     """Return the predictions for all rows, of those for this replica's rows batch by batch.  Collective."""
     given = sum(share.given_rows for share in shares)
     counts = numpy.concatenate([numpy.full(share.given_rows, share.own_rows > 0) for share in shares])
-    order = _input_order([share.rows for share in shares], replica.count)
+    parts = [[BatchShare.of(share.rows, n, replica.count).own_rows for share in shares] for n in range(replica.count)]
+    order = input_order(parts)
 
     def joined(leaf: Any) -> numpy.ndarray:
         array = numpy.asarray(leaf)
@@ -185,15 +187,6 @@ def _gathered(replica: ModelReplica, found: Any, shares: Sequence[BatchShare]) -
         return replica.communicator.all_gather(numpy.ascontiguousarray(array[counts]), axis=0)[order]
 
     return keras.tree.map_structure(joined, found)
-
-
-def _input_order(rows: Sequence[int], count: int) -> numpy.ndarray:
-    """Return the places of the input rows in what is gathered replica by replica."""
-    parts = [[BatchShare.of(each, number, count).own_rows for each in rows] for number in range(count)]
-    lengths = numpy.array(parts, "int64")
-    starts = (lengths.reshape(-1).cumsum() - lengths.reshape(-1)).reshape(lengths.shape)
-    pieces = zip(starts.T.reshape(-1), lengths.T.reshape(-1), strict=True)
-    return numpy.concatenate([numpy.arange(start, start + length) for start, length in pieces])
 
 
 # -- one batch --------------------------------------------------------------------------------------------------------

@@ -102,7 +102,9 @@ class ServedUpdates(Updates):
         if isinstance(client, Client) and all(type(each) is numpy.ndarray for each in gradients):
             if all(type(variable) is ServedVariable for variable in variables):
                 plan = client.plans.find(tuple([variable.key for variable in variables]), gradients)
-                self._known.appendleft(_Again(tuple(variables), variables[0].strategy, client, client.generation, ref(plan)))
+                self._known.appendleft(
+                    _Again(tuple(variables), variables[0].strategy, client, client.generation, ref(plan))
+                )
 
     def step_again(self, stages: GradientStages, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
@@ -111,11 +113,12 @@ class ServedUpdates(Updates):
         except (TypeError, ValueError):  # no pairs: who looks at each says so
             return False
         factor, number = stages.only_factor, len(variables)
-        for known, strategy, client, generation, planned in self._known:
-            if number == len(known) and all(map(is_, variables, known)):
+        for known in self._known:
+            if number == len(known.variables) and all(map(is_, variables, known.variables)):
                 break
         else:
             return False
+        _, strategy, client, generation, planned = known
         if factor is None or strategy is not context.get_strategy() or set(map(type, gradients)) != _ARRAYS:
             return False
         plan = planned() if generation == client.generation else None
