@@ -35,14 +35,8 @@ class Launcher:
 class LauncherTable:
     """The environment variables of one launcher; `size` or `local_rank` may be empty: the launcher has none.
 
-    Attributes
-    ----------
-    name, mpi
-        As in `Launcher`.
-    rank, size, local_rank, local_size, plugin : str
-        Names of variables.
-    needs : tuple of str
-        Variables that must be there too, to tell this launcher from others that set the same ones.
+    `name`, `mpi`: as in `Launcher`.  `rank`, `size`, `local_rank`, `local_size`, `plugin`: names of variables.
+    `needs`: variables that must be there too, to tell this launcher from others that set the same ones.
     """
 
     name: str

@@ -93,20 +93,9 @@ def choose(
 ) -> Roles:
     """Return the roles of the ranks of a world: from a text, else a Slurm job's components, else by number or node.
 
-    Parameters
-    ----------
-    num_ps : int, optional
-        How many servers; by default one for each node.
-    text : str
-        Such as ``"chief:1,worker:*,ps:2"``; empty if nobody gave one.
-    ranks_per_worker : int or "node"
-    environ : mapping, optional
-        Where Slurm's variables are; nowhere by default.
-
-    Raises
-    ------
-    ValueError
-        There is no such split of these ranks; the message has one that there is.
+    `num_ps`: how many servers; by default one for each node.  `text`: such as ``"chief:1,worker:*,ps:2"``; empty if
+    nobody gave one.  `environ`: where Slurm's variables are; nowhere by default.  ValueError: there is no such split of
+    these ranks; the message has one that there is.
     """
     _check_ranks_per_worker(ranks_per_worker)
     if num_ps is not None and (num_ps < 1 or num_ps != math.floor(num_ps)):

@@ -180,7 +180,8 @@ class Engine:
         self._ranks.bindings.call(key, self._bind_in_place_like, (arrays, op, name), arrays, self.timeout_seconds)
 
     def _bind_in_place_like(self, arrays: Sequence[Any], op: str, name: str) -> Bound:
-        return self.bind_in_place([(name, each.dtype, each.shape) for each in arrays], op, _kind_of(arrays))
+        kind = empty(0, arrays[0].dtype, arrays[0])  # of the list's; nothing keeps the list by it
+        return self.bind_in_place([(name, each.dtype, each.shape) for each in arrays], op, kind)
 
     def update(self, in_one_copy: bool = False) -> FusedUpdate | None:
         """Return what sums gradients and updates parameters in one pass, None where the settings forbid it.  Local.
@@ -275,11 +276,6 @@ class Recent:
         """Return the gradient buffers that these tensors are, if they are."""
         found = self._in_shared_memory.get(id(tensors[0])) if len(tensors) else None
         return found if found is not None and found.holds(tensors) else None
-
-
-def _kind_of(tensors: Sequence[Any]) -> Any:
-    """Return an empty array of the kind of a list's; nothing keeps the list by it."""
-    return empty(0, tensors[0].dtype, tensors[0])
 
 
 def _alone(position: int, tensor: Any) -> Packed:

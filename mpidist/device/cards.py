@@ -40,15 +40,11 @@ def cupy() -> Any:
 def card_of(library: Any, index: int) -> Card:
     """Return the GPU of that number among those that this process sees.  Local.
 
-    Parameters
-    ----------
-    library : module
-        CuPy.
-    index : int
+    `library`: CuPy.
     """
     facts = library.cuda.runtime.getDeviceProperties(index)
     bus_id = str(library.cuda.Device(index).pci_bus_id).upper()
-    return Card(_machine(), bus_id, index, facts["name"].decode(), int(facts["totalGlobalMem"]))
+    return Card(boot_id() or platform.node(), bus_id, index, facts["name"].decode(), int(facts["totalGlobalMem"]))
 
 
 def current_card(library: Any) -> Card:
@@ -62,19 +58,12 @@ def take_card(library: Any, index: int) -> Card:
     return card_of(library, index)
 
 
-def _machine() -> str:
-    return boot_id() or platform.node()
-
-
 def shared_cards(cards: Sequence[Card | None]) -> tuple[tuple[int, ...], ...]:
     """Return the ranks that have a card together: a tuple for each card of two ranks or more.  Local.
 
     All ranks have the same answer.  It is empty where every rank has a card of its own, or none.
 
-    Parameters
-    ----------
-    cards : sequence of Card or None
-        By rank; None for a rank without a GPU.
+    `cards`: by rank; None for a rank without a GPU.
     """
     ranks_of: dict[tuple[str, str], list[int]] = {}
     for rank, card in enumerate(cards):
@@ -86,12 +75,7 @@ def shared_cards(cards: Sequence[Card | None]) -> tuple[tuple[int, ...], ...]:
 def sharing_problem(nccl_version: int, environ: Mapping[str, str] | None = None) -> str:
     """Return why NCCL does not let several ranks have one card; empty where it does.  Local.
 
-    Parameters
-    ----------
-    nccl_version : int
-        As NCCL says it: 23203 is 2.32.3.
-    environ : mapping, optional
-        By default that of the process.
+    `nccl_version`: as NCCL says it: 23203 is 2.32.3.  `environ`: by default that of the process.
     """
     if nccl_version < SHARING_VERSION:
         return f"NCCL is {dotted_nccl(nccl_version)}, and 2.30 or newer can do it"
@@ -114,21 +98,9 @@ def exchange_cards(
 
     Collective: every rank calls it in the same order.
 
-    Parameters
-    ----------
-    own : Card or None
-        This rank's.
-    problem : str
-        Why this rank cannot use its card; empty if it can, or has none.
-    exchange : callable
-        ``exchange(payload)`` returns what every rank gave.
-    name_fn : callable
-        ``name_fn(rank)`` is how messages call a rank.
-
-    Raises
-    ------
-    DeviceError
-        On all ranks: a rank cannot use its card.
+    `own`: this rank's.  `problem`: why this rank cannot use its card; empty if it can, or has none.  `exchange`:
+    ``exchange(payload)`` returns what every rank gave.  `name_fn`: ``name_fn(rank)`` is how messages call a rank.
+    DeviceError, on all ranks: a rank cannot use its card.
     """
     answers = [json.loads(raw) for raw in exchange(json.dumps([problem, own and asdict(own)]).encode())]
     problems = [f"{name_fn(rank)}: {text}" for rank, (text, _) in enumerate(answers) if text]

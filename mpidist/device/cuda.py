@@ -95,10 +95,7 @@ def _recorded() -> Arrived:
 class CudaPacking:
     """Tensors that are copied into a flat array, and back, by one launch.
 
-    Parameters
-    ----------
-    offsets : sequence of int
-        Where each begins, in elements; one more for the end.
+    `offsets`: where each begins, in elements; one more for the end.
     """
 
     def __init__(self, offsets: Sequence[int]) -> None:

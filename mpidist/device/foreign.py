@@ -15,18 +15,9 @@ def array_at(
 ) -> Any:
     """Return the array that lies at an address.  Local.
 
-    Parameters
-    ----------
-    address, nbytes : int
-        Of the memory from the array's first element on.
-    shape : sequence of int
-    strides : sequence of int or None
-        In bytes; None for an array that is C-contiguous.
-    dtype : dtype
-    owner : object
-        What the array keeps alive; None where somebody else does.
-    device : int
-        The number of the GPU.
+    `address`, `nbytes`: of the memory from the array's first element on.  `strides`: in bytes; None for an array that
+    is C-contiguous.  `owner`: what the array keeps alive; None where somebody else does.  `device`: the number of the
+    GPU.
     """
     memory = cupy.cuda.UnownedMemory(address, nbytes, owner, device)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)

@@ -30,10 +30,7 @@ class Packing(Protocol):
 class Link(Protocol):
     """Collectives between the devices of some ranks; each is only begun, in the order of the device's current stream.
 
-    Attributes
-    ----------
-    name : str
-        With its version.
+    `name`: with its version.
     """
 
     name: str
@@ -55,10 +52,7 @@ class DeviceMemory(Protocol):
     def enter(self, tensors: Sequence[Any]) -> None:
         """Begin work on some arrays, behind the work that was begun before.  Local.
 
-        Raises
-        ------
-        ValueError
-            One lies on another device than the current one.
+        ValueError: one lies on another device than the current one.
         """
 
     def host_buffer(self, elements: int, dtype: Any) -> numpy.ndarray:
@@ -86,10 +80,7 @@ class DeviceMemory(Protocol):
 
         Collective: every rank calls it, within a begun call.
 
-        Raises
-        ------
-        TransportError
-            They are there, and could not be set up; on all ranks.
+        TransportError: they are there, and could not be set up; on all ranks.
         """
         ...
 
@@ -122,10 +113,7 @@ def memory_of(array: Any) -> DeviceMemory | None:
 def wait_for(arrived: Arrived, watch: Watch) -> None:
     """Return when a copy is complete.
 
-    Raises
-    ------
-    TransportTimeoutError, RankFailedError
-        As `Watch.tick`.
+    TransportTimeoutError or RankFailedError: as `Watch.tick`.
     """
     while not arrived():
         watch.tick()

@@ -53,12 +53,7 @@ _CURES = (
 class Nccl:
     """NCCL's communicator of some ranks; see `Link`.
 
-    Parameters
-    ----------
-    communicator : cupy.cuda.nccl.NcclCommunicator
-    transport : Transport
-        Over the same ranks.
-    version : int
+    `transport`: over the same ranks.
     """
 
     def __init__(self, communicator: Any, transport: Transport, version: int) -> None:
@@ -154,11 +149,8 @@ def _started(transport: Transport, watch: Watch, device: int) -> Any:
 def why_not(facts: Sequence[Mapping[str, Any]]) -> str | None:
     """Return why ranks of which this is known cannot use NCCL together; None if they can.  Local.
 
-    Parameters
-    ----------
-    facts : sequence of mapping
-        By rank: `why` NCCL cannot be used there or "", its `version`, the `card` as a mapping, and the `problem` with
-        sharing it or "".
+    `facts`: by rank: `why` NCCL cannot be used there or "", its `version`, the `card` as a mapping, and the `problem`
+    with sharing it or "".
     """
     for rank, fact in enumerate(facts):
         if fact["why"]:

@@ -65,7 +65,7 @@ def read_options(texts: Mapping[str, Sequence[str]], sources: Mapping[str, str])
             parsed = tuple(option.parse(value) for value in values)
         except ValueError as error:
             raise ValueError(f"{sources[name]}: {error}") from None
-        found[_field(name)] = parsed if option.repeats else parsed[0]
+        found["directives" if name == "directive" else name.replace("-", "_")] = parsed if option.repeats else parsed[0]
     return found
 
 
@@ -78,8 +78,3 @@ def command_line(
         for value in texts.get(name, ()):
             words += [f"--{name}={value}"] if value.startswith("-") or option.repeats else [f"--{name}", value]
     return [*words, script, *(["--", *arguments] if arguments else [])]
-
-
-def _field(name: str) -> str:
-    """Return the field of a request that an option is."""
-    return "directives" if name == "directive" else name.replace("-", "_")

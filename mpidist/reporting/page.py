@@ -54,10 +54,11 @@ def render(folder: Path, most_bytes: float = math.inf) -> str:
     ranks, problems = notes.read(folder)
     traced, trace_problems = _traced(folder, ranks, most_bytes)
     chief = ranks[min(ranks)]
-    warnings = _items([*problems, *trace_problems, *_differences(ranks)])
+    warnings = "".join(f"<li>{escape(text)}</li>" for text in [*problems, *trace_problems, *_differences(ranks)])
+    made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(chief.about["time"]))
     body = [
         f"<h1>Training on {counted(len(chief.ranks), 'rank')}</h1>",
-        f'<p class="quiet">{_when(chief.about["time"])}, {escape(str(folder))}</p>',
+        f'<p class="quiet">{made}, {escape(str(folder))}</p>',
         f'<ul class="problems">{warnings}</ul>' if warnings else "",
         _summary(ranks, traced),
         _section("Curves", _curves(_progress(chief))),
@@ -274,10 +275,6 @@ def _section(title: str, content: str) -> str:
     return f"<section><h2>{title}</h2>{content}</section>" if content else ""
 
 
-def _items(texts: Iterable[str]) -> str:
-    return "".join(f"<li>{escape(text)}</li>" for text in texts)
-
-
 def _table(names: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
@@ -304,10 +301,6 @@ def _duration(seconds: float) -> str:
         return show_seconds(seconds)
     hours = f"{minutes // 60} h " if minutes >= 60 else ""
     return f"{hours}{minutes % 60} min {rest} s"
-
-
-def _when(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 STYLE = """

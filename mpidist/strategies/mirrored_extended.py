@@ -29,17 +29,8 @@ from mpidist.variables.row_reduction import gather_rows, reduce_rows
 class MirroredExtended(StrategyExtended):
     """Replicas on the ranks of a communicator, one each.
 
-    Parameters
-    ----------
-    strategy : Strategy
-    communicator : Communicator
-    device_name : str
-    worker_devices : tuple of str
-    cross_device_ops : CrossDeviceOps
-    options : CommunicationOptions, optional
-        Those of every call; a call's own are put over them.
-    whole : Communicator, optional
-        Of all ranks, where `communicator` has a part of them.
+    `options`: those of every call; a call's own are put over them.  `whole`: of all ranks, where `communicator` has a
+    part of them.
     """
 
     def __init__(

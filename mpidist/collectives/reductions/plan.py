@@ -65,17 +65,8 @@ class Plan:
 def build(signatures: Sequence[Signature], op: str, bytes_per_pack: int) -> Plan:
     """Return the plan for tensors of these signatures.
 
-    Parameters
-    ----------
-    signatures : sequence of (name, dtype, shape)
-    op : str
-    bytes_per_pack : int
-        A bucket is closed when it holds so many bytes or more; a tensor is never cut.
-
-    Raises
-    ------
-    UnsupportedDtypeError
-        A tensor's dtype has no such reduction.
+    `bytes_per_pack`: a bucket is closed when it holds so many bytes or more; a tensor is never cut.
+    UnsupportedDtypeError: a tensor's dtype has no such reduction.
     """
     by_dtype: dict[Any, list[int]] = {}
     for position, (_, dtype, _) in enumerate(signatures):

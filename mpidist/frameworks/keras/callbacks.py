@@ -27,11 +27,6 @@ _CHIEF_ONLY = (
 def with_agreement(replica: ModelReplica, callbacks: Any) -> list[keras.callbacks.Callback]:
     """Return the callbacks of this rank, between those by which the ranks agree.  Local.
 
-    Parameters
-    ----------
-    replica : ModelReplica
-    callbacks : callback, or nested lists of callbacks, or None
-
     Errors as for `flat_callbacks`.
     """
     own = [each for each in flat_callbacks(callbacks) if replica.is_chief or not isinstance(each, _CHIEF_ONLY)]
@@ -41,10 +36,7 @@ def with_agreement(replica: ModelReplica, callbacks: Any) -> list[keras.callback
 def flat_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
     """Return callbacks, which may be nested, in one list.  Local.
 
-    Raises
-    ------
-    TypeError
-        A `keras.callbacks.CallbackList`, which has its own ends; or a callback of a `Trainer`.
+    TypeError: a `keras.callbacks.CallbackList`, which has its own ends; or a callback of a `Trainer`.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise TypeError("a distributed Keras model takes a list of callbacks, got a CallbackList; pass its callbacks")

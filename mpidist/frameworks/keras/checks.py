@@ -62,10 +62,8 @@ def require_compiled_optimizer(model: Any, optimizer: Any) -> None:
 def require_trainable(model: keras.Model) -> None:
     """Raise unless a model trains, on parts of batches, as it does on whole ones.  Local.
 
-    Raises
-    ------
-    NotImplementedError
-        It has losses that are no means over rows, or layers that compute with the rows of a whole batch.
+    NotImplementedError: it has losses that are no means over rows, or layers that compute with the rows of a whole
+    batch.
     """
     backends.require_backend()
     if not getattr(model, "compiled", False):
@@ -105,10 +103,7 @@ def bound_loss(compute_loss: Callable[..., Any], args: Sequence[Any], kwargs: Ma
 def loss_arguments(model: Any, replica: ModelReplica, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `compute_loss` by which the mean over replicas is the loss of the global batch.  Local.
 
-    Raises
-    ------
-    NotImplementedError
-        The loss divides by what the rows have, not by their number.
+    NotImplementedError: the loss divides by what the rows have, not by their number.
     """
     predictions = keras.tree.flatten(arguments.get("y_pred"))
     weights = arguments.get("sample_weight")

@@ -27,10 +27,7 @@ class CompileConfig(NamedTuple):
 def compile_config_of(model: Any) -> CompileConfig:
     """Return how a model was compiled.  Local.
 
-    Raises
-    ------
-    NotImplementedError
-        Workers cannot be told: its class has a `compile` of its own, or a lambda is in it.
+    NotImplementedError: workers cannot be told: its class has a `compile` of its own, or a lambda is in it.
     """
     advice = "compile the model above the first fit, which workers come to, or leave its compilation as it is"
     if not of_keras(model, "compile"):

@@ -68,10 +68,7 @@ def begin_attached(strategy: Any, objects: Sequence[Any]) -> None:
 
     Collective: every rank calls it in the same order.
 
-    Raises
-    ------
-    CollectiveMismatchError
-        On all ranks: they have made different models.
+    CollectiveMismatchError, on all ranks: they have made different models.
     """
     models = [obj for obj in objects if isinstance(obj, keras.Model) and replica_of(obj) is not None]
     if not models:

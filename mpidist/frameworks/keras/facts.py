@@ -26,15 +26,8 @@ _MOST_BYTES = 1 << 18
 def compare_arrays(replica: ModelReplica, what: str, given: Any, settings: dict[str, Any]) -> None:
     """Raise CollectiveMismatchError on all ranks unless they have the same arrays and settings.  Collective.
 
-    Parameters
-    ----------
-    replica : ModelReplica
-    what : str
-        The call that is made.
-    given : nested arrays or None
-        All rows, on every rank.  Checksums cover some rows.
-    settings : dict of str
-        Numbers and names that decide what is done.
+    `what`: the call that is made.  `given`: all rows, on every rank.  Checksums cover some rows.  `settings`: numbers
+    and names that decide what is done.
     """
     leaves = [leaf for leaf in keras.tree.flatten(given) if leaf is not None]
     facts: Facts = [(f"array {place}", leaf.dtype, leaf.shape) for place, leaf in enumerate(leaves)]

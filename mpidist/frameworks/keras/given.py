@@ -32,22 +32,10 @@ def adapter_of(
 
     Collective: every rank calls it in the same order.
 
-    Parameters
-    ----------
-    replica : ModelReplica
-    what : str
-        The method that was called, for messages.
-    arrays : tuple
-        Inputs, labels, weights; or something that gives batches, and two times None.
-    batch_size, steps, shuffle, class_weight
-        As for `fit` of Keras.
-
-    Raises
-    ------
-    CollectiveMismatchError
-        On all ranks: they were given different arrays or settings.
-    ValueError, NotImplementedError
-        It is no input.
+    `what`: the method that was called, for messages.  `arrays`: inputs, labels, weights; or something that gives
+    batches, and two times None.  `batch_size`, `steps`, `shuffle`, `class_weight`: as for `fit` of Keras.
+    CollectiveMismatchError, on all ranks: they were given different arrays or settings.  ValueError or
+    NotImplementedError: it is no input.
     """
     x, y, sample_weight = arrays
     if isinstance(x, PartAdapter):
@@ -99,10 +87,7 @@ def _on_host(leaf: Any) -> numpy.ndarray:
 def split(arrays: tuple[Any, Any, Any], validation_split: float) -> tuple[Any, Any]:
     """Return the first rows, and the last ones for a validation: `validation_split` of all of them.  Local.
 
-    Raises
-    ------
-    ValueError
-        They are no arrays, or one of the two would have no rows.
+    ValueError: they are no arrays, or one of the two would have no rows.
     """
     if not are_arrays(arrays):
         raise ValueError(

@@ -82,16 +82,8 @@ class InputAdapter(DataAdapter):
 class PartAdapter(InputAdapter):
     """An input of Keras: this replica's parts of the batches of a source.
 
-    Parameters
-    ----------
-    replica : ModelReplica
-        Is told the share of each batch that is handed out.
-    source : GlobalBatches
-
-    Attributes
-    ----------
-    handed_out : list of BatchShare
-        Of the iterator that gave a batch last.
+    `replica`: is told the share of each batch that is handed out.  `handed_out`: of the iterator that gave a batch
+    last.
     """
 
     def __init__(self, replica: ModelReplica, source: _GlobalBatches) -> None:
@@ -141,15 +133,8 @@ class _Loader:
 class ArrayBatches:
     """Batches of rows of arrays, which all ranks have.
 
-    Parameters
-    ----------
-    replica : ModelReplica
-    arrays : nested arrays
-        Inputs, labels and weights, as Keras packs them for a step.
-    batch_size : int
-        Of a global batch.
-    shuffle : bool or str
-        As for `fit` of Keras.
+    `arrays`: inputs, labels and weights, as Keras packs them for a step.  `batch_size`: of a global batch.  `shuffle`:
+    as for `fit` of Keras.
     """
 
     def __init__(self, replica: ModelReplica, arrays: Any, batch_size: int, shuffle: bool | str) -> None:
@@ -320,10 +305,7 @@ class _ReorderedBatches(keras.utils.PyDataset):
 def rows_of(batch: Any) -> int:
     """Return how many rows the arrays of a batch have.  Local.
 
-    Raises
-    ------
-    ValueError
-        They differ in it, or there is no array.
+    ValueError: they differ in it, or there is no array.
     """
     found = {int(leaf.shape[0]) for leaf in keras.tree.flatten(batch) if leaf is not None}
     if len(found) != 1:

@@ -31,10 +31,7 @@ from mpidist.options import ReduceOp
 def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) -> list[Any]:
     """Return the sums of gradients over the replicas, outside of compiled code.  Collective.
 
-    Raises
-    ------
-    NotImplementedError
-        In compiled code, which cannot communicate.
+    NotImplementedError: in compiled code, which cannot communicate.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     if any(isinstance(gradient, jax.core.Tracer) for gradient in present):
@@ -210,10 +207,8 @@ class _Halves:
 def _noted(model: Any, replica: ModelReplica, state: Any, data: Any) -> tuple[Any, Any, Any, Sequence[Any]]:
     """Return logs and state of a model's own step, its optimizer, and the gradients that this has not applied.  Local.
 
-    Raises
-    ------
-    NotImplementedError
-        The step applies no gradients, does so twice, or goes on with variables that are not updated yet.
+    NotImplementedError: the step applies no gradients, does so twice, or goes on with variables that are not updated
+    yet.
     """
     replica.collected = []
     try:

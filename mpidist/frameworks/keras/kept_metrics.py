@@ -47,10 +47,7 @@ class KeptMetric(Metric):
 def kept_metrics(model: keras.Model, output: str) -> Callable[[], dict[str, Any]]:
     """Return a function that makes ``eval_metric_ops`` of the metrics of a compiled model.  Local.
 
-    Raises
-    ------
-    NotImplementedError
-        They are for several outputs, weighted, or cannot be made anew.
+    NotImplementedError: they are for several outputs, weighted, or cannot be made anew.
     """
     config = model.get_compile_config()
     given = config.get("metrics") or []

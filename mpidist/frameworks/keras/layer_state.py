@@ -33,12 +33,7 @@ _AVERAGES = {
 class LayerVariable(NamedTuple):
     """A variable that is aggregated.
 
-    Attributes
-    ----------
-    place : int
-        Among those of the model that are not trained.
-    variable : keras.Variable
-    rule : str
+    `place`: among those of the model that are not trained.
     """
 
     place: int
@@ -48,21 +43,9 @@ class LayerVariable(NamedTuple):
     def given(self, xp: Any, old: Any, new: Any, weight: Any, number: int) -> Any:
         """Return the array of this replica, of which the sum over replicas is taken.  Local.
 
-        Parameters
-        ----------
-        xp : module
-            That of the arrays: numpy or jax.numpy.
-        old, new : array
-            Before and after the step.
-        weight : number
-            The replica's part of the rows.
-        number : int
-            Of the replica.
-
-        Raises
-        ------
-        NotImplementedError
-            It is not known what becomes of the values of several replicas.
+        `xp`: that of the arrays: numpy or jax.numpy.  `old`, `new`: before and after the step.  `weight`: the replica's
+        part of the rows.  `number`: of the replica.  NotImplementedError: it is not known what becomes of the values of
+        several replicas.
         """
         if self.rule == _UNKNOWN:
             self._refuse()

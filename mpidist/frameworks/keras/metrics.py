@@ -17,13 +17,7 @@ def results(replica: ModelReplica, variables: Sequence[Any], values: Sequence[An
 
     Collective: every rank calls it in the same order.  The variables keep what they hold of this replica.
 
-    Parameters
-    ----------
-    replica : ModelReplica
-    variables : sequence of keras.Variable
-    values : sequence of array
-        Of the variables, on this replica.
-    compute : callable
+    `values`: of the variables, on this replica.
     """
     own = [keras.ops.convert_to_numpy(value) for value in values]
     totals = over_replicas(replica, variables, own)
@@ -69,17 +63,7 @@ def agreed(replica: ModelReplica, logs: dict[str, Any], rows: int) -> dict[str, 
 
     Collective: every rank calls it in the same order.
 
-    Parameters
-    ----------
-    replica : ModelReplica
-    logs : dict of str to number
-    rows : int
-        What this replica's numbers weigh.
-
-    Raises
-    ------
-    CollectiveMismatchError
-        On all ranks: they have numbers of other names.
+    `rows`: what this replica's numbers weigh.  CollectiveMismatchError: on all ranks: they have numbers of other names.
     """
     logs = flat(logs)
     names = sorted(name for name, value in logs.items() if numpy.ndim(value) == 0)

@@ -18,15 +18,8 @@ _ENDINGS = (".keras", ".weights.h5")
 class ModelFiles:
     """The files of a model, in the place of a `Checkpoint` and of what evaluates it.
 
-    Parameters
-    ----------
-    model : keras.Model
-        Compiled and built; of the layers of the one that is trained.
-
-    Attributes
-    ----------
-    parts : dict of str to object
-        As those of a checkpoint: what has a strategy.
+    `model`: compiled and built; of the layers of the one that is trained.  `parts`: as those of a checkpoint: what has
+    a strategy.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -43,12 +36,7 @@ class ModelFiles:
     def restore(self, path: Path) -> None:
         """Give the model the weights of a file.
 
-        Raises
-        ------
-        CheckpointError
-            It is damaged, or gone.
-        ValueError
-            It is of another model.
+        CheckpointError: it is damaged, or gone.  ValueError: it is of another model.
         """
         try:
             self._model.load_weights(path)

@@ -28,19 +28,9 @@ _GRADIENTS = {"jax": "mpidist.frameworks.keras.jax_gradient", "torch": "mpidist.
 class KerasModelFunction:
     """The functions of a model that an `EstimatorSpec` needs.
 
-    Parameters
-    ----------
-    model : keras.Model
-        Built, and compiled with one loss.
-
-    Raises
-    ------
-    TypeError
-        It is no Keras model.
-    ValueError
-        It is not compiled, not built, or trains over ranks by itself.
-    NotImplementedError
-        Its loss, its optimizer or the backend is one that is not converted.
+    `model`: built, and compiled with one loss.  TypeError: it is no Keras model.  ValueError: it is not compiled, not
+    built, or trains over ranks by itself.  NotImplementedError: its loss, its optimizer or the backend is one that is
+    not converted.
     """
 
     def __init__(self, model: keras.Model) -> None:

@@ -30,10 +30,7 @@ _SILENT = {"name", "ema_momentum", "ema_overwrite_frequency"}
 def own_optimizer(given: keras.optimizers.Optimizer) -> Callable[[], Optimizer]:
     """Return a function that makes the optimizer of mpidist.  Local.
 
-    Raises
-    ------
-    NotImplementedError
-        There is none of this class, or a setting has no counterpart.
+    NotImplementedError: there is none of this class, or a setting has no counterpart.
     """
     kind = _kind_of(given)
     if kind is None:
@@ -78,11 +75,7 @@ def settings_of(given: Any) -> dict[str, Any]:
 class _Schedule:
     """A learning rate by steps, as Keras computes it; servers get it pickled.
 
-    Parameters
-    ----------
-    wrapped : keras.optimizers.schedules.LearningRateSchedule
-    count : int
-        Micro-batches that make a step: Keras counts these.
+    `count`: micro-batches that make a step: Keras counts these.
     """
 
     def __init__(self, wrapped: Any, count: int) -> None:

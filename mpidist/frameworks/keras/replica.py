@@ -120,10 +120,7 @@ class ModelReplica:
     def run(self, fn: Callable[[], Any]) -> Any:
         """Call a function as this replica; an error in it is told to the other ranks.  Collective.
 
-        Raises
-        ------
-        RuntimeError
-            In a step: the function would take this replica's rows for those of all replicas.
+        RuntimeError, in a step: the function would take this replica's rows for those of all replicas.
         """
         if stepping() is not None:
             raise RuntimeError(
@@ -146,10 +143,7 @@ class ModelReplica:
     def next_share(self, rows: int) -> BatchShare:
         """Return the share of the batch that is trained with, or tested, now.  Local.
 
-        Raises
-        ------
-        RuntimeError
-            The batch was not handed out by this replica, or has another number of rows.
+        RuntimeError: the batch was not handed out by this replica, or has another number of rows.
         """
         if not self.shares:
             raise RuntimeError(
@@ -189,12 +183,8 @@ class ModelReplica:
     def require_same_places(self, totals: Sequence[numpy.ndarray], of_all: float) -> None:
         """Raise CollectiveMismatchError, on all ranks, where replicas have gradients for different variables.  Local.
 
-        Parameters
-        ----------
-        totals : sequence of array
-            Of `places`, reduced over the replicas.
-        of_all : number
-            What stands there for a variable of which all replicas have a gradient.
+        `totals`: of `places`, reduced over the replicas.  `of_all`: what stands there for a variable of which all
+        replicas have a gradient.
         """
         # a mean may be rounded, and is nearer to one of the two than half a replica where all are alike
         counts = [(place, total / of_all * self.count) for has in totals for place, total in enumerate(has)]

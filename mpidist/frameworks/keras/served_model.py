@@ -161,15 +161,9 @@ def _begun(
 
     Collective before there is a coordinator: every rank that is no server calls it in the same order.
 
-    Raises
-    ------
-    RuntimeError
-        On the evaluator.
-    ValueError
-        A function that makes data sets, and no number of steps; or the model is not compiled.
-    NotImplementedError
-        Its class has methods in the place of those that are put over Keras', or variables that have no gradients; or
-        the strategy restores servers.
+    RuntimeError: on the evaluator.  ValueError: a function that makes data sets, and no number of steps; or the model
+    is not compiled.  NotImplementedError: its class has methods in the place of those that are put over Keras', or
+    variables that have no gradients; or the strategy restores servers.
     """
     replica: ServedReplica = replica_of(model)
     if replica.is_evaluator:
@@ -267,15 +261,8 @@ class _Batches:
 class _Training:
     """The chief's part of a training: what it hands out, and what comes back.
 
-    Parameters
-    ----------
-    model : keras.Model
-    batches : _Batches or None
-        None where each worker has a data set of its own.
-    dataset_fn : callable or None
-        That makes these.
-    steps : int or None
-        Of an epoch; None where nobody knows how many batches there are.
+    `batches`: None where each worker has a data set of its own.  `dataset_fn`: that makes these.  `steps`: of an epoch;
+    None where nobody knows how many batches there are.
     """
 
     def __init__(
@@ -330,10 +317,7 @@ class _Training:
     def epoch(self, callbacks: keras.callbacks.CallbackList | None = None) -> dict[str, Any]:
         """Have an epoch computed, and return its logs.  The model has the servers' values then, also after an error.
 
-        Raises
-        ------
-        Exception
-            What a step has raised on a worker, or a callback here.
+        Exception: what a step has raised on a worker, or a callback here.
         """
         self._begin()
         totals = _Totals(self._model, self._replica.workers)
@@ -452,10 +436,7 @@ class _Totals:
     def logs(self, are_kept: bool = False) -> dict[str, Any]:
         """Return the results of metrics so far, as Keras gives them; of other numbers what the last batch gave.
 
-        Parameters
-        ----------
-        are_kept : bool
-            Whether the model's metrics are to have these results.
+        `are_kept`: whether the model's metrics are to have these results.
         """
         if self._last is None:
             return {}

@@ -158,10 +158,7 @@ class ServedReplica(ModelReplica):
         Collective before there is a coordinator: every rank that is no server calls it in the same order.  The chief
         alone calls it later.
 
-        Raises
-        ------
-        NotImplementedError
-            mpidist has no such optimizer.
+        NotImplementedError: mpidist has no such optimizer.
         """
         given = model.optimizer
         settings = settings_of(given)

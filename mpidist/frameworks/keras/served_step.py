@@ -126,10 +126,7 @@ class _Worker:
     def step(self, epoch: int, batch: Any) -> StepResult:
         """Compute the gradients of a batch, and push them.
 
-        Raises
-        ------
-        OutOfRangeError
-            The worker's data set has no more.
+        OutOfRangeError: the worker's data set has no more.
         """
         model, replica, optimizer = self._model, self._replica, self._optimizer
         data = self._next() if batch is None else batch

@@ -13,14 +13,8 @@ class BatchShare(NamedTuple):
     A replica without rows is given the first row of the batch in their place, with a weight of 0: it computes what the
     others compute, and nothing of it counts.
 
-    Attributes
-    ----------
-    rows : int
-        Of the global batch.
-    first, last : int
-        This replica's rows are ``range(first, last)``.
-    is_even : bool
-        Whether all replicas have as many.
+    `rows`: of the global batch.  `first`, `last`: this replica's rows are ``range(first, last)``.  `is_even`: whether
+    all replicas have as many.
     """
 
     rows: int

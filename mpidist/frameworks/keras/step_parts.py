@@ -22,14 +22,7 @@ from mpidist.optimizers.slices import compute_dtype
 class StepPart(NamedTuple):
     """What a worker has computed of a step.
 
-    Attributes
-    ----------
-    rows : int
-        Of its batch.
-    gradients : list of array or None
-        By trainable variable.
-    changes : dict of int to array
-        See `ServedReplica.changes`.
+    `rows`: of its batch.  `gradients`: by trainable variable.  `changes`: see `ServedReplica.changes`.
     """
 
     rows: int
@@ -40,10 +33,8 @@ class StepPart(NamedTuple):
 def require_parts(model: keras.Model, has_dataset_fn: bool) -> None:
     """Raise unless the update of several batches follows from those of each.  Local.
 
-    Raises
-    ------
-    NotImplementedError
-        A loss is no mean over rows, a layer computes with the rows of a whole batch, or workers have data of their own.
+    NotImplementedError: a loss is no mean over rows, a layer computes with the rows of a whole batch, or workers have
+    data of their own.
     """
     checks.require_trainable(model)
     if has_dataset_fn:

@@ -16,7 +16,7 @@ from mpidist.frameworks.keras import checks, metrics
 from mpidist.frameworks.keras.classes import replica_of, stock
 from mpidist.frameworks.keras.float_range import half_variables
 from mpidist.frameworks.keras.inputs import given_rows
-from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables, only_added_to
+from mpidist.frameworks.keras.layer_state import layer_variables, only_added_to
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.keras.variables import synchronize
@@ -28,12 +28,7 @@ def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) 
 
     With the gradients go the statistics that the step has changed, and the vote for an end.  Collective.
 
-    Parameters
-    ----------
-    replica : ModelReplica
-    gradients : sequence of tensor or None
-    is_weighted : bool
-        Whether the gradients are those of a loss that was weighted.
+    `is_weighted`: whether the gradients are those of a loss that was weighted.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     share, watched = replica.share, replica.steps
@@ -91,16 +86,13 @@ class _WatchedState:
     def look(self) -> None:
         """Take note of how often each was written, and of what sums are."""
         self._versions = [each.variable.value._version for each in self.variables]
-        self._before = [_copied(each) for each in self.variables]
+        self._before = [each.variable.value.detach().clone() if each.rule == "sum" else None for each in self.variables]
         self._buffer_versions = [buffer._version for _, buffer in self._buffers]
 
     def changed(self) -> list[int]:
         """Return the numbers of those that were written since.
 
-        Raises
-        ------
-        NotImplementedError
-            Buffers of a module of PyTorch were.
+        NotImplementedError: buffers of a module of PyTorch were.
         """
         for (name, buffer), version in zip(self._buffers, self._buffer_versions, strict=True):
             if buffer._version != version:
@@ -128,10 +120,6 @@ class _WatchedState:
     def _old_and_new(self, at: int) -> tuple[numpy.ndarray, numpy.ndarray]:
         new, old = self.variables[at].variable.value, self._before[at]
         return _on_host(new if old is None else old), _on_host(new)
-
-
-def _copied(each: LayerVariable) -> Any:
-    return each.variable.value.detach().clone() if each.rule == "sum" else None
 
 
 # -- put over the methods of a model ----------------------------------------------------------------------------------
@@ -222,11 +210,8 @@ def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
 def gradients_of_step(model: Any, replica: ModelReplica, data: Any) -> tuple[dict[str, Any], list[Any]]:
     """Return logs and gradients of a model's own step, by trainable variable; None where there is none.  Local.
 
-    Raises
-    ------
-    NotImplementedError
-        The step applies no gradients, does so more than once, by another optimizer, or for other variables; or the
-        model has buffers of PyTorch.
+    NotImplementedError: the step applies no gradients, does so more than once, by another optimizer, or for other
+    variables; or the model has buffers of PyTorch.
     """
     if not isinstance(replica.steps, _WatchedState):
         _refuse_compiled(model)

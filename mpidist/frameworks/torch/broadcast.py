@@ -105,7 +105,8 @@ def _pieces(named: Iterable[Named]) -> list[list[Named]]:
 
 
 def _broadcast_piece(replicas: Replicas, named: Sequence[Named], root: int) -> None:
-    place = _place_of([each for _, each in named])
+    # that of the first tensor if all are CUDA's, else the host
+    place = named[0][1].device if all(cuda.has(each) for _, each in named) else torch.device("cpu")
     with torch.no_grad(), cuda.in_order_of(named[0][1]) if place.type != "cpu" else nullcontext():
         # `data` has no part in the versions of a tensor, which a pass that is going on may have noted
         copies = [flat_of(each.data.to(place)) for _, each in named]
@@ -118,11 +119,6 @@ def _broadcast_piece(replicas: Replicas, named: Sequence[Named], root: int) -> N
         for (name, tensor), copy in zip(named, copies, strict=True):
             if copy.data_ptr() != tensor.data_ptr():
                 _put(name, tensor, copy)
-
-
-def _place_of(tensors: Sequence[torch.Tensor]) -> torch.device:
-    """Return the device on which tensors are sent together: that of the first if all are CUDA's, else the host's."""
-    return tensors[0].device if all(map(cuda.has, tensors)) else torch.device("cpu")
 
 
 def _put(name: str, tensor: torch.Tensor, values: torch.Tensor) -> None:

@@ -17,10 +17,7 @@ from mpidist.training.metrics.mean import Mean
 class Head(abc.ABC):
     """Base of the heads.  All methods are Local.
 
-    Attributes
-    ----------
-    units : int
-        Logits of each row.
+    `units`: logits of each row.
     """
 
     units: int
@@ -82,10 +79,7 @@ class RegressionHead(Head):
 class ClassHead(Head):
     """Base of the heads of classes.
 
-    Parameters
-    ----------
-    vocabulary : sequence of str, optional
-        The labels, where they are text; else they are the numbers of classes.
+    `vocabulary`: the labels, where they are text; else they are the numbers of classes.
     """
 
     def __init__(self, n_classes: int, vocabulary: Sequence[str] | None) -> None:
