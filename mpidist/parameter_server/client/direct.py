@@ -45,8 +45,6 @@ class Direct:
         self._lock = lock
         self._copies: Any = None
         self._layout = self._rules = -1
-        #: By optimizer and plan; None where the server is to do it.
-        self._updates: dict[tuple[int, int], Update | None] = {}
         self._optimizers: dict[int, ServedOptimizer] = {}
         self._pushes = 0
         #: Where the gradients of any list are packed, one list at a time.
@@ -75,9 +73,9 @@ class Direct:
         if not self._is_up_to_date():
             self._renew()
         try:
-            update = self._updates[number, part.number]
+            update = part.updates[number]
         except KeyError:
-            update = self._updates[number, part.number] = self._find(number, part)
+            update = part.updates[number] = self._find(number, part)
         if update is not None:
             self._server.flush()
         return update
@@ -120,13 +118,14 @@ class Direct:
         words[steps] += 1
         return True
 
-    def forget_plan(self, number: int) -> None:
-        """Forget what was found for a plan."""
-        self._updates = {key: update for key, update in self._updates.items() if key[1] != number}
-
     def close(self) -> None:
         """Change nothing any more."""
+        self._drop_updates()
         self._lock.close()
+
+    def _drop_updates(self) -> None:
+        for part in self._server.parts:
+            part.updates.clear()
 
     # -- what is found once -------------------------------------------------------------------------------------------
 
@@ -134,7 +133,8 @@ class Direct:
         """Forget what was found for another layout, or other rules."""
         self._rules = self._words[_RULES]
         self._copies, self._layout = self._server.newest()
-        self._updates, self._optimizers = {}, {}
+        self._drop_updates()
+        self._optimizers = {}
 
     def _find(self, number: int, part: PushPart) -> Update | None:
         plan, copies = part.plan, self._copies
@@ -146,8 +146,8 @@ class Direct:
             return None
         if self._packed.size < plan.dense_nbytes:
             self._packed = numpy.empty(plan.dense_nbytes, numpy.uint8)
-            self._updates = {}  # which have views of what was there
-            self._server.views.clear()
+            self._drop_updates()  # which have views of what was there
+            self._server.drop_views()
         return Update(served, plan, [StoredVariable(spec, None) for spec in plan.dense], copies)
 
     def _optimizer(self, number: int, part: PushPart) -> ServedOptimizer | None:

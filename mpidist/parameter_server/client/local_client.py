@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy
 
@@ -52,7 +53,7 @@ class _LocalServer(ServerEnd):
     def __init__(self) -> None:  # without a connection
         self.number, self.pushed = 0, 0
         self.has_clock = self.gathers = False
-        self.forgotten, self.views = [], {}
+        self.forgotten, self.parts = [], WeakSet()
         progress = _Unseen((), 0)
         self.store = progress.store
         no_connection: Any = None
@@ -73,7 +74,7 @@ class _LocalServer(ServerEnd):
         nbytes = part.plan.nbytes(counts)
         if self._memory.size < nbytes:
             self._memory = numpy.empty(nbytes, numpy.uint8)
-            self.views.clear()
+            self.drop_views()
         part.pack(chosen, self._memory)
         part.pack_rows(rows, counts, self._memory)
         self.store.push(optimizer, self._peer.plans[part.number], [(counts, self._memory, scale)])

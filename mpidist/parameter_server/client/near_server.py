@@ -94,11 +94,6 @@ class NearServer(ServerEnd):
         if self._direct is not None:
             self._direct.settle(optimizer, part)
 
-    def forget_plan(self, number: int) -> None:
-        super().forget_plan(number)
-        if self._direct is not None:
-            self._direct.forget_plan(number)
-
     def set_rate(self, optimizer: int, value: float) -> None:
         if self._direct is None or not self._direct.set_rate(optimizer, value):
             super().set_rate(optimizer, value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy
 from mpidist.collectives.reductions.rows import Rows
 from mpidist.parameter_server.layout import Key, PushPlan, VariableSpec
 from mpidist.parameter_server.protocol import PushHeader
+from mpidist.parameter_server.update import Update
 from mpidist.variables import IndexedSlices
 
 _SHAPE = attrgetter("shape")
@@ -57,15 +58,18 @@ class PushPart:
         dense: list[int],
         sparse: list[int],
         residues: Residues,
-        views: dict[int, list[tuple[Any, list[Any]]]],
-        forget: Callable[[int], None],
+        forgotten: list[int],
     ) -> None:
         self.number = number
+        #: The server's, which is told that this plan is not used any more.
+        self._forgotten = forgotten
+        #: The few arrays that gradients are packed in, each with its sections.
+        self.views: list[tuple[Any, list[Any]]] = []
+        #: By optimizer: what `Direct` does for it; None where the server is to do it.
+        self.updates: dict[int, Update | None] = {}
         self.plan = plan
         self.sparse = sparse
         self.nbytes = plan.dense_nbytes
-        #: Sections of the arrays that gradients are packed in: the server's, which empties it.
-        self._views, self._forget = views, forget
         self._shapes = tuple(spec.shape for spec in plan.dense)
         self._dense = dense
         self._take = itemgetter(*dense) if len(dense) > 1 else None
@@ -88,7 +92,7 @@ class PushPart:
         self._header = b""
 
     def __del__(self) -> None:
-        self._forget(self.number)
+        self._forgotten.append(self.number)
 
     def chosen(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """Return the gradients of whole variables that go to this server, in order."""
@@ -151,8 +155,7 @@ class PushPart:
 
     def _targets_in(self, array: Any) -> list[Any]:
         """Return the sections of an area, as views that are made once for each of the few areas."""
-        views = self._views.get(self.number, [])
-        for known, targets in views:
+        for known, targets in self.views:
             if known is array:
                 return targets
         targets, first = [section.of(array) for section in self.plan.sections], 0
@@ -160,7 +163,7 @@ class PushPart:
             if count == 1 and lost is None:
                 targets[number] = targets[number].reshape(self._shapes[first])
             first += count
-        self._views[self.number] = [*views[-3:], (array, targets)]
+        self.views = [*self.views[-3:], (array, targets)]
         return targets
 
 

@@ -74,8 +74,9 @@ class Plans:
             plan = PushPlan(dense, sparse, self._push_dtype)
             self._count += 1
             places, rows = ([place_of[spec.key] for spec in some] for some in (dense, sparse))
-            parts.append((end, PushPart(self._count, plan, places, rows, self._residues, end.views, end.forget_plan)))
+            part = PushPart(self._count, plan, places, rows, self._residues, end.forgotten)
+            parts.append((end, part))
             narrow = None if plan.push_dtype is None else dtype_name(plan.push_dtype)
             its = {"dense": [spec.key for spec in dense], "sparse": [spec.key for spec in sparse]}
-            end.tell_plan(self._count, push_dtype=narrow, **its)
+            end.tell_plan(part, push_dtype=narrow, **its)
         return parts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 from mpidist.errors import ServerError, TornVariableError, TransportError
 from mpidist.parameter_server import protocol
@@ -49,8 +50,8 @@ class ServerEnd:
         self.steps: Sequence[int] = ()
         #: Plans that are not used any more, of which the server is told with the next new one.
         self.forgotten: list[int] = []
-        #: By plan: the few arrays that its gradients are packed in, each with its sections.
-        self.views: dict[int, list[tuple[Any, list[Any]]]] = {}
+        #: Those that are kept.
+        self.parts: WeakSet[PushPart] = WeakSet()
         self._areas: list[Area | None] = [None, None]
         self._failures: list[dict[str, Any]] = []
 
@@ -81,7 +82,7 @@ class ServerEnd:
                 area.wait_free()
                 area.close()
                 areas[number] = None
-                self.views.clear()  # or lists that are not pushed again would keep its memory
+                self.drop_views()  # or lists that are not pushed again would keep its memory
             try:
                 area = areas[number] = self.connection.area(max(64, nbytes))
             except TransportError:  # there is no memory for a second one
@@ -94,15 +95,17 @@ class ServerEnd:
             area.wait_free()
         return area
 
-    def tell_plan(self, number: int, **content: Any) -> None:
-        """Have the server know a plan, and forget others."""
-        forgotten, self.forgotten = self.forgotten, []
-        self.ask("plan", number=number, forgotten=forgotten, **content)
+    def drop_views(self) -> None:
+        """Forget the arrays that gradients were packed in."""
+        for part in self.parts:
+            part.views.clear()
 
-    def forget_plan(self, number: int) -> None:
-        """Take note that a plan is not used any more."""
-        self.forgotten.append(number)
-        self.views.pop(number, None)
+    def tell_plan(self, part: PushPart, **content: Any) -> None:
+        """Have the server know a plan, and forget others."""
+        self.parts.add(part)
+        forgotten = list(self.forgotten)
+        del self.forgotten[: len(forgotten)]
+        self.ask("plan", number=part.number, forgotten=forgotten, **content)
 
     def push(
         self, optimizer: int, part: PushPart, chosen: Sequence[Any], gradients: Sequence[Any], scale: float
