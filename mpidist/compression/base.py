@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import abc
+from typing import Any
 
 import numpy
+
+from mpidist.errors import quoted
 
 
 class Compression(abc.ABC):
@@ -78,3 +81,12 @@ class Compression(abc.ABC):
         """Return the stage with its settings, which must be alike on all ranks."""
         settings = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()))
         return f"{type(self).__name__}({settings})"
+
+
+def require_stage(compression: Any) -> None:
+    """Raise TypeError unless this is a stage.  Local."""
+    if not isinstance(compression, Compression):
+        raise TypeError(
+            f"compression must be a mpidist.compression.Compression or None, got {quoted(compression)}; "
+            "pass an instance, such as mpidist.compression.Float16()"
+        )

@@ -13,7 +13,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.handle import Handle, together
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.reductions.lists import Question, bind_list
-from mpidist.compression.base import Compression
+from mpidist.compression.base import Compression, require_stage
 from mpidist.compression.coded_list import CodedList
 from mpidist.errors import UnsupportedDtypeError, quoted
 
@@ -186,11 +186,7 @@ def bind_all_reduce(
 
 
 def _check(like: Sequence[Any], op: str, compression: Any, names: Sequence[str] | None) -> None:
-    if not isinstance(compression, Compression):
-        raise TypeError(
-            f"compression must be a mpidist.compression.Compression or None, got {quoted(compression)}; "
-            "pass an instance, such as mpidist.compression.Float16()"
-        )
+    require_stage(compression)
     if op not in ("sum", "mean"):
         raise ValueError(f"compressed values are added up: op must be 'sum' or 'mean', got {quoted(op)}")
     if names is not None and len(names) != len(like):

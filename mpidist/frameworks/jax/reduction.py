@@ -13,6 +13,7 @@ from mpidist.arrays import check_reducible, namespace, wire_dtype
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent_all_reduce import BoundAllReduce
 from mpidist.compression import CompressedAllReduce, Compression
+from mpidist.compression.base import require_stage
 from mpidist.errors import UnsupportedDtypeError, quoted
 from mpidist.frameworks.jax import cuda
 from mpidist.frameworks.jax.trees import KeptTrees, Results, TreeKind
@@ -41,11 +42,8 @@ class TreeReduction:
     """
 
     def __init__(self, op: str | ReduceOp = "mean", compression: Compression | None = None) -> None:
-        if compression is not None and not isinstance(compression, Compression):
-            raise TypeError(
-                f"compression must be a mpidist.compression.Compression or None, got {quoted(compression)}; pass an "
-                "instance, such as mpidist.compression.Float16()"
-            )
+        if compression is not None:
+            require_stage(compression)
         self._op, self._compression = ReduceOp.of_gradients(op).verb, compression
         self._kept: WeakKeyDictionary[Replicas, KeptTrees[_BoundTree]] = WeakKeyDictionary()
         self._state: dict[str, Any] | None = None

@@ -12,9 +12,7 @@ import numpy
 from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import optimizers_of
-from mpidist.input.agreement import checksum
-
-Facts = list[tuple[str, Any, tuple[int, ...]]]
+from mpidist.input.agreement import Facts, checksum
 
 #: The call that is made of each batch of a loader or generator, and at its end.
 _NEXT_BATCH = "the next batch of Keras inputs"
@@ -32,11 +30,7 @@ def compare_arrays(replica: ModelReplica, what: str, given: Any, settings: dict[
     leaves = [leaf for leaf in keras.tree.flatten(given) if leaf is not None]
     facts: Facts = [(f"array {place}", leaf.dtype, leaf.shape) for place, leaf in enumerate(leaves)]
     facts += [fact(name, value) for name, value in settings.items()]
-    for place, leaf in enumerate(leaves):
-        if not leaf.dtype.hasobject:
-            shown = checksum(leaf, _MOST_BYTES // len(leaves))
-            facts.append(fact(f"checksum of array {place} (every rank is given all rows)", f"{shown:#010x}"))
-    replica.compare(what, facts)
+    replica.compare(what, [*facts, *_checksums(leaves, "all rows")])
 
 
 def compare_batch(replica: ModelReplica, rows: int, leaves: Sequence[Any]) -> None:
@@ -44,12 +38,19 @@ def compare_batch(replica: ModelReplica, rows: int, leaves: Sequence[Any]) -> No
 
     A rank whose data have ended calls `compare_ends` in its place.
     """
-    facts = [fact("rows", rows)]
-    for place, leaf in enumerate(leaves):
-        if not leaf.dtype.hasobject:
-            shown = checksum(leaf, _MOST_BYTES // len(leaves))
-            facts.append(fact(f"checksum of array {place} (every rank is given whole batches)", f"{shown:#010x}"))
-    replica.compare(_NEXT_BATCH, facts)
+    replica.compare(_NEXT_BATCH, [fact("rows", rows), *_checksums(leaves, "whole batches")])
+
+
+def _checksums(leaves: Sequence[Any], given: str) -> Facts:
+    """Return the checksums of arrays, in the words of an error, which says what every rank is given."""
+    return [
+        fact(
+            f"checksum of array {place} (every rank is given {given})",
+            f"{checksum(leaf, _MOST_BYTES // len(leaves)):#010x}",
+        )
+        for place, leaf in enumerate(leaves)
+        if not leaf.dtype.hasobject
+    ]
 
 
 def compare_ends(replica: ModelReplica, batches: int) -> None:
