@@ -16,15 +16,4 @@ class StoredVariable:
     def __init__(self, spec: VariableSpec, storage: Any) -> None:
         self.spec = spec
         self.storage = storage
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.spec.shape
-
-    @property
-    def dtype(self) -> Any:
-        return self.spec.dtype
+        self.name, self.shape, self.dtype = spec.name, spec.shape, spec.dtype
