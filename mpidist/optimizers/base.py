@@ -264,7 +264,7 @@ class Optimizer(Rule):
         whole: list[Any] | None = gradients
         accumulation = self._stages.accumulation
         if accumulation.count > 1:
-            whole = accumulation.add(gradients, variables)
+            whole = accumulation.add(gradients, variables, are_sums=are_sums)
         if whole is not None:
             updates, listed = self._updates_of(variables), self._lists.of(variables)
             updates.step(self, self._stages, whole, listed, are_sums=are_sums, scale=scale)
