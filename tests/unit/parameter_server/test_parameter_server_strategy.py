@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
+import warnings
 
 import numpy
 import pytest
@@ -573,6 +574,21 @@ def test_training_goes_on_in_the_middle_of_an_accumulation(is_rows, shards, tmp_
     micro_step, values, iterations = one_worker(go_on, 2, variable_partitioner=FixedShardsPartitioner(shards))
     assert (micro_step, iterations) == (1, 2)
     numpy.testing.assert_allclose(values, straight.values(), rtol=2e-6)
+
+
+@pytest.mark.parametrize(("name", "workers"), [("accumulation", 1), ("accumulation", 2), ("momentum", 2)])
+def test_what_other_workers_have_accumulated_is_said_to_be_lost(name, workers, tmp_path):
+    def on_worker(strategy):
+        Run(strategy, name).train(0, 1).checkpoint.save(tmp_path / "checkpoint.h5")
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        job(on_worker, 1 + workers)
+    texts = [str(each.message) for each in found]
+    assert texts == ([] if (name, workers) != ("accumulation", 2) else [
+        "a checkpoint has none of the gradients that the other workers have accumulated since their last updates: a "
+        "run that goes on from it has lost up to 1 micro-batches of each"
+    ])  # fmt: skip
 
 
 def in_halves(run, first, last):
