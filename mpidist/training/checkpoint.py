@@ -17,7 +17,6 @@ from mpidist.collectives.from_chief import from_chief
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError, listed
 from mpidist.optimizers import Optimizer
 from mpidist.optimizers.saved_slots import is_default_name
-from mpidist.options import VariableSynchronization
 from mpidist.parameter_server import registry
 from mpidist.reporting.notes import note_checkpoint
 from mpidist.training import hdf5_file, hdf5_parallel
@@ -248,7 +247,7 @@ class Checkpoint:
         for name in names:
             part = self._parts[name]
             if name in variables:
-                set_variable(part, values[name])
+                part.restore(values[name])
             elif isinstance(part, Optimizer):
                 part.restore(state_in(values, name), variables)
             elif (state := _saved_state(values, name)) is not None:
@@ -317,14 +316,6 @@ def _variable_misfit(name: str, variable: DistributedVariable, values: Mapping[s
             "place; list the variables in the order in which they were saved"
         )
     return ""
-
-
-def set_variable(variable: DistributedVariable, value: Any) -> None:
-    """Set a variable to the value that a checkpoint holds of it.  Local."""
-    if variable.synchronization is VariableSynchronization.ON_READ:
-        variable.assign(value)
-    else:
-        variable.restore(value)
 
 
 def _problem(fn: Callable[[], object]) -> str:
