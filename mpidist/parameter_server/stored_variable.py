@@ -22,6 +22,11 @@ class StoredVariable:
         return self.spec.name
 
     @property
+    def whole_name(self) -> str:
+        """The name of the variable of which this may be a shard."""
+        return self.name.removesuffix(f"/part_{self.spec.key[1]}")
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return self.spec.shape
 
