@@ -286,7 +286,7 @@ class Rule(abc.ABC):
 
 
 def is_found(pattern: re.Pattern[str], variable: Any) -> bool:
-    """Return whether a pattern is found in a variable's name, or in that of the whole of which it is a shard.  Local."""
+    """Return whether a pattern is found in the name of a variable, or of that of which it is a shard.  Local."""
     names = {variable.name, getattr(variable, "whole_name", variable.name)}
     return any(pattern.search(name) for name in names)
 

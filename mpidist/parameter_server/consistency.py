@@ -186,7 +186,8 @@ class BackupWorkers(Consistency):
                 return self._waiting.pop(key)
         waiting = {push.client for pushes in self._waiting.values() for push in pushes}
         if waiting and waiting >= self._active:  # for different variables each: no more will come for any step
-            return self._waiting.pop(next(iter(self._waiting)))
+            first = min(waiting)  # and not who came first, which may be another on another server
+            return self._waiting.pop(next(key for key, own in self._waiting.items() if first in [p.client for p in own]))
         return []
 
     def set_active(self, client: int, is_active: bool) -> None:
