@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -166,6 +167,7 @@ class Recovery:
             self._client.lose(number)
         lost = [spec for spec in self._client.homeless() if spec.key[0] < registry.WORDS]  # old words are of no use
         begun_anew = _check_covered(lost, self.manager, error)
+        self._require_optimizers(self.manager, error)
         places.update(self._placed(lost))
         for spec in lost:
             self._client.create(spec, places[spec.key], numpy.zeros(spec.shape, spec.dtype))
@@ -175,6 +177,18 @@ class Recovery:
             raise _ended(error, f"there is no checkpoint in {self.manager.directory} to restore its variables from")
         self._client.flush()
         return path, begun_anew
+
+    def _require_optimizers(self, manager: CheckpointManager, error: MpidistError) -> None:
+        """Raise CheckpointError if optimizers with slots or a schedule would not go back with their variables."""
+        parts = set(map(id, manager.checkpoint.parts.values()))
+        for number, optimizer in registry.installed().optimizers.items():
+            if (optimizer.slot_names or optimizer.has_schedule) and id(optimizer) not in parts:
+                with suppress(KeyError):  # servers that have not met it have nothing of it
+                    if steps := self._client.iterations(number):
+                        raise CheckpointError(
+                            f"{error}; {type(optimizer).__name__}, which has made {steps} steps, is not in the "
+                            "checkpoint that is to restore it: give it to Checkpoint(..., optimizer=optimizer)"
+                        )
 
     def _placed(self, specs: Iterable[VariableSpec]) -> dict[Key, int]:
         """Return a server for each variable: the largest first, each where the fewest bytes are."""

@@ -238,6 +238,34 @@ def test_variables_that_are_in_no_checkpoint_end_the_job(deaths, tmp_path):
     on_chief(program, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("make", "is_refused"),
+    [
+        (lambda: mpidist.optimizers.SGD(1.0, momentum=0.5), True),
+        (lambda: mpidist.optimizers.SGD(lambda step: 1.0), True),
+        (lambda: mpidist.optimizers.SGD(1.0), False),
+        (None, False),
+    ],
+)
+def test_an_optimizer_that_is_in_no_checkpoint_does_not_go_back_without_its_slots(make, is_refused, deaths, tmp_path):
+    def program(job):
+        with job.strategy.scope():
+            another = mpidist.optimizers.Adam(1.0)  # of which no step was made
+            optimizer = job.optimizer if make is None else make()
+        job.manager.save()
+        for _ in range(2):
+            job.strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(4), v) for v in job.model]))
+        deaths.now.add(1)
+        if is_refused:
+            with pytest.raises(CheckpointError, match="SGD, which has made 2 steps, is not in the checkpoint that is to"):
+                job.model[1].read_value()
+            return set()
+        job.model[1].read_value()
+        return values(job.model), another.iterations
+
+    assert on_chief(program, tmp_path) == (set() if is_refused else ({0.0}, 0))
+
+
 @pytest.mark.parametrize("push_dtype", [None, "float16"])
 def test_ever_new_lists_are_as_one_and_few_are_kept_also_on_the_servers_that_are_left(
     push_dtype, deaths, tmp_path, monkeypatch
