@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
@@ -170,6 +171,8 @@ class Checkpoint:
         found, numbers = self._collect() if job is None else job.client.undivided(self._collect)
         what = f"checkpoint {path} was not saved"
         write_fn = _write_together if _writes_together(parallel, what) else _write_alone
+        if job is not None and job.extended.is_chief and job.extended.has_other_workers:
+            _warn_of_accumulations(self._parts.values())
         start = time.perf_counter()
         write_fn(path, found, numbers, what, owner)
         note_checkpoint(world_communicator(), "saved", path, time.perf_counter() - start)
@@ -273,6 +276,18 @@ def writes_here() -> bool:
     """Return whether this worker writes checkpoints: of several that train by themselves, only the first.  Local."""
     job = registry.of_job()
     return job is None or job.extended.writes_checkpoints
+
+
+def _warn_of_accumulations(parts: Iterable[Any]) -> None:
+    """Warn that a checkpoint has not what other workers have accumulated, which nobody else knows.  Local."""
+    most = max((part.gradient_accumulation_steps for part in parts if isinstance(part, Optimizer)), default=1)
+    if most > 1:
+        warnings.warn(
+            "a checkpoint has none of the gradients that the other workers have accumulated since their last updates: "
+            f"a run that goes on from it has lost up to {most - 1} micro-batches of each",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
 
 def _kept_world(parts: Iterable[Any]) -> WorldKept | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
@@ -190,7 +189,6 @@ class ServedUpdates(Updates):
 
     def state(self, rule: Rule) -> tuple[dict[str, Any], list[SavedSlots]]:
         """Return steps and learning rate; and all slots, whole as any strategy has them."""
-        self._warn_of_other_workers()
         if not self._is_known():
             self._register()
         found = self._client.optimizer_state(self._number)
@@ -201,17 +199,6 @@ class ServedUpdates(Updates):
             whole = {slot: _joined(variable, parts) for slot, parts in parts_of_slot.items()}
             saved.append(SavedSlots(variable.name, whole, variable))
         return {name: value for name, value in found.items() if name in _PLAIN}, saved
-
-    def _warn_of_other_workers(self) -> None:
-        """Warn that a checkpoint has not what other workers have accumulated, which nobody else knows."""
-        count = self._optimizer.gradient_accumulation_steps
-        if count > 1 and self._registry.extended.has_other_workers:
-            warnings.warn(
-                "a checkpoint has none of the gradients that the other workers have accumulated since their last "
-                f"updates: a run that goes on from it has lost up to {count - 1} micro-batches of each",
-                RuntimeWarning,
-                stacklevel=5,
-            )
 
     def match(self, saved: Sequence[SavedSlots]) -> None:
         """Bind saved slots to variables of the servers."""
