@@ -34,23 +34,30 @@ class Accumulation:
         self._variables: list[Any] = []
         # What was restored, until it is known of which variables it is.
         self._restored: list[SavedSlots] = []
-        # Whether the sums are those of all replicas already, and of whole variables, as after `restore`.
+        # Whether the sums are those of all replicas already, the same on each.
+        self._are_sums = False
+        # Whether they are so, and of whole variables, as after `restore`.
         self._is_total = False
 
-    def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any] | None:
+    def add(self, gradients: Sequence[Any], variables: Sequence[Any], *, are_sums: bool = False) -> list[Any] | None:
         """Add a micro-batch; return the sums when it was the last one of an update, None before.  Local.
 
-        ValueError where its variables are not those of the micro-batches before.
+        With `are_sums` the gradients are sums over all replicas already, the same on each.
+
+        ValueError where its variables are not those of the micro-batches before, or its gradients are sums over the
+        replicas and theirs were not, or the other way round.
         """
         names = [variable.name for variable in variables]
         if self.micro_step == 0:
             self._names, self._variables, self._is_total = names, list(variables), False
+            self._are_sums = are_sums
             kept = self._sums if len(self._sums) == len(gradients) else [None] * len(gradients)
             self._sums = [_copied(each, old) for each, old in zip(gradients, kept, strict=True)]
         else:
             self._take_restored(variables)
             self._require_same(names)
-            self._keep_own_part()
+            self._keep_own_part(are_sums)
+            self._require_same_aggregation(are_sums)
             self._sums = [_plus(total, each) for total, each in zip(self._sums, gradients, strict=True)]
         self.micro_step = (self.micro_step + 1) % self.count
         return None if self.micro_step else self._sums
@@ -66,7 +73,8 @@ class Accumulation:
         if not saved:
             saved = [SavedSlots(variable.name, variable=variable) for variable in self._variables]
         if not self._is_total:
-            sums = self._variables[0].strategy.extended.reduce_arrays(ReduceOp.SUM, sums)
+            if not self._are_sums:
+                sums = self._variables[0].strategy.extended.reduce_arrays(ReduceOp.SUM, sums)
             sums = [variable.joined(total) for variable, total in zip(self._variables, sums, strict=True)]
         arrays_by_key = {f"accumulated/{number}": total for number, total in enumerate(sums)}
         counts = {"micro_step": self.micro_step, "gradient_accumulation_steps": self.count}
@@ -111,20 +119,21 @@ class Accumulation:
         unclaimed = [each if each.variable is None else each.variable for each in self._restored]
         self._names = [each.name for each in unclaimed or self._variables]
 
-    def _keep_own_part(self) -> None:
-        """After `restore`, leave the sums to the first replica, and of each variable the part that this rank holds.
+    def _keep_own_part(self, are_sums: bool) -> None:
+        """After `restore`, keep of each variable the part that this rank holds.
 
-        The variables tell both, so this waits until they are known.
+        Unless more sums over the replicas follow, the first replica alone keeps anything.  The variables tell both, so
+        this waits until they are known.
         """
         if not self._is_total:
             return
         pairs = list(zip(self._variables, self._sums, strict=True))
         parts = [(variable, numpy.array(variable.own_part(total))) for variable, total in pairs]
         self._sums = [arrays.in_memory_of(variable.live, part) for variable, part in parts]
-        if self._variables[0].strategy.extended.replica_id != 0:
+        if not are_sums and self._variables[0].strategy.extended.replica_id != 0:
             for total in self._sums:
                 total[...] = 0
-        self._is_total = False
+        self._is_total, self._are_sums = False, are_sums
 
     def _require_same(self, names: list[str]) -> None:
         if names != self._names:
@@ -132,6 +141,13 @@ class Accumulation:
             raise ValueError(
                 f"micro-batch {self.micro_step + 1} of {self.count} has gradients for other variables than the first, "
                 f"or in another order: {listed(map(repr, differing))}; give all {self.count} the same list"
+            )
+
+    def _require_same_aggregation(self, are_sums: bool) -> None:
+        if are_sums != self._are_sums and self._variables[0].strategy.extended.num_replicas > 1:
+            raise ValueError(
+                f"micro-batch {self.micro_step + 1} of {self.count} has skip_gradients_aggregation={are_sums}, the "
+                f"micro-batches before had {self._are_sums}; give all {self.count} the same"
             )
 
 

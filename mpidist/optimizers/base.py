@@ -262,12 +262,12 @@ class Optimizer(Rule):
             What the sums are multiplied by, while they are applied.
         """
         whole: list[Any] | None = gradients
-        accumulation = self._stages.accumulation
+        accumulation, updates = self._stages.accumulation, self._updates_of(variables)
+        updates.require_updatable(self, variables)
         if accumulation.count > 1:
-            whole = accumulation.add(gradients, variables)
+            whole = accumulation.add(gradients, variables, are_sums=are_sums)
         if whole is not None:
-            updates, listed = self._updates_of(variables), self._lists.of(variables)
-            updates.step(self, self._stages, whole, listed, are_sums=are_sums, scale=scale)
+            updates.step(self, self._stages, whole, self._lists.of(variables), are_sums=are_sums, scale=scale)
 
     # -- state --------------------------------------------------------------------------------------------------------
 

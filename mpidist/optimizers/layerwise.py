@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay
-from mpidist.optimizers.rule import Step
+from mpidist.optimizers.rule import Step, is_found
 from mpidist.variables import sums_over_parts
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class LayerwiseOptimizer(Optimizer):
     learning_rate : float or callable
         See `Optimizer`.
     exclude_from_layer_adaptation : iterable of str
-        Regular expressions; variables with a name in which one is found are updated with a ratio of 1.
+        Regular expressions; variables with a name in which one is found are updated with a ratio of 1.  Only these may
+        have several shards on parameter servers.
     **options
         See `Optimizer`.
     """
@@ -52,9 +53,11 @@ class LayerwiseOptimizer(Optimizer):
     def takes_slices(self) -> bool:
         return False
 
+    def takes_slices_of(self, variable: Any) -> bool:
+        return any(is_found(pattern, variable) for pattern in self.not_adapted)
+
     def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
-        is_adapted = not any(pattern.search(variable.name) for pattern in self.not_adapted)
-        ratio = math.nan if is_adapted else 1.0
+        ratio = 1.0 if self.takes_slices_of(variable) else math.nan
         return Step((*coefficients, self.decay_of(variable), ratio), factor, variable=variable)
 
     def update(self, parameter: Any, gradient: Any, slots: list[Any], step: Step) -> None:

@@ -189,6 +189,10 @@ class Rule(abc.ABC):
         """Whether it needs no more of a gradient than the slice that is updated."""
         return True
 
+    def takes_slices_of(self, variable: Any) -> bool:
+        """Return whether it needs no more of the gradient for this variable than the slice that is updated.  Local."""
+        return self.takes_slices
+
     @property
     def _joins(self) -> bool:
         """Whether neighbours of the same decay are updated alike, so that one call does for all of them."""
@@ -203,7 +207,7 @@ class Rule(abc.ABC):
         ----------
         var_list : iterable of Variable
         var_names : iterable of str
-            Regular expressions that are searched for in the variables' names.
+            Regular expressions that are searched for in the variables' names; of shards, in that of the whole too.
         """
         self._without_decay += [*var_list, *(re.compile(name) for name in var_names)]
 
@@ -216,7 +220,7 @@ class Rule(abc.ABC):
         if not self.weight_decay:
             return 0.0
         excluded = any(
-            each is variable if isinstance(each, DistributedVariable) else each.search(variable.name)
+            each is variable if isinstance(each, DistributedVariable) else is_found(each, variable)
             for each in self._without_decay
         )
         return 0.0 if excluded else self.weight_decay
@@ -281,11 +285,15 @@ class Rule(abc.ABC):
             yield p, g, s, short, store
 
 
+def is_found(pattern: re.Pattern[str], variable: Any) -> bool:
+    """Return whether a pattern is found in the name of a variable, or of that of which it is a shard.  Local."""
+    names = {variable.name, getattr(variable, "whole_name", variable.name)}
+    return any(pattern.search(name) for name in names)
+
+
 def by_name(excluded: DistributedVariable | re.Pattern[str]) -> re.Pattern[str]:
     """Return a pattern for what is left out of the weight decay: a variable with all its shards, or what it was."""
-    if isinstance(excluded, re.Pattern):
-        return excluded
-    return re.compile(rf"^{re.escape(excluded.name)}(/part_\d+)?$")
+    return excluded if isinstance(excluded, re.Pattern) else re.compile(rf"^{re.escape(excluded.name)}$")
 
 
 def _changed(gradient: Any, buffer: Any, factor: float, limit: float | None) -> Any:

@@ -186,7 +186,9 @@ class BackupWorkers(Consistency):
                 return self._waiting.pop(key)
         waiting = {push.client for pushes in self._waiting.values() for push in pushes}
         if waiting and waiting >= self._active:  # for different variables each: no more will come for any step
-            return self._waiting.pop(next(iter(self._waiting)))
+            first = min(waiting)  # and not who came first, which may be another on another server
+            found = (key for key, pushes in self._waiting.items() if first in {push.client for push in pushes})
+            return self._waiting.pop(next(found))
         return []
 
     def set_active(self, client: int, is_active: bool) -> None:

@@ -17,3 +17,8 @@ class StoredVariable:
         self.spec = spec
         self.storage = storage
         self.name, self.shape, self.dtype = spec.name, spec.shape, spec.dtype
+
+    @property
+    def whole_name(self) -> str:
+        """The name of the variable of which this may be a shard."""
+        return self.name.removesuffix(f"/part_{self.spec.key[1]}")

@@ -84,6 +84,11 @@ class ServedExtended(StrategyExtended):
         return self._strategy._rank, tuple(sorted(rank for each in self._strategy._roles.trainers for rank in each))
 
     @property
+    def has_other_workers(self) -> bool:
+        """Whether other workers train besides this one."""
+        return len(self._strategy._roles.trainers) > 1
+
+    @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The devices of the servers."""
         count = len(self._strategy._roles.servers)

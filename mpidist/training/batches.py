@@ -97,7 +97,7 @@ class Batches:
             yield from self._source
             return
         for step in range(first_step, self.steps_per_epoch):
-            batch = self._next(may_begin=step == first_step)
+            batch = self._next(may_begin=step == 0)
             if batch is _NONE:
                 warnings.warn(
                     f"the data ended after {step} of {self.steps_per_epoch} steps of an epoch; give it `repeat()`, or "
@@ -113,9 +113,9 @@ class Batches:
         return self.epoch()
 
     def _next(self, may_begin: bool) -> Any:
-        """Return the next batch; begins a new iteration where the last one has just ended."""
+        """Return the next batch; begins a new iteration where the last one, or a restored position, is at its end."""
         if self._running is None:
-            self._running, may_begin = iter(self.data), False
+            self._running = iter(self.data)
         batch = next(self._running, _NONE)
         if batch is _NONE:
             self._running = iter(self.data) if may_begin else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
@@ -17,7 +18,6 @@ from mpidist.collectives.from_chief import from_chief
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError, listed
 from mpidist.optimizers import Optimizer
 from mpidist.optimizers.saved_slots import is_default_name
-from mpidist.options import VariableSynchronization
 from mpidist.parameter_server import registry
 from mpidist.reporting.notes import note_checkpoint
 from mpidist.training import hdf5_file, hdf5_parallel
@@ -171,6 +171,8 @@ class Checkpoint:
         found, numbers = self._collect() if job is None else job.client.undivided(self._collect)
         what = f"checkpoint {path} was not saved"
         write_fn = _write_together if _writes_together(parallel, what) else _write_alone
+        if job is not None and job.extended.is_chief and job.extended.has_other_workers:
+            _warn_of_accumulations(self._parts.values())
         start = time.perf_counter()
         write_fn(path, found, numbers, what, owner)
         note_checkpoint(world_communicator(), "saved", path, time.perf_counter() - start)
@@ -248,7 +250,7 @@ class Checkpoint:
         for name in names:
             part = self._parts[name]
             if name in variables:
-                set_variable(part, values[name])
+                part.restore(values[name])
             elif isinstance(part, Optimizer):
                 part.restore(state_in(values, name), variables)
             elif (state := _saved_state(values, name)) is not None:
@@ -274,6 +276,18 @@ def writes_here() -> bool:
     """Return whether this worker writes checkpoints: of several that train by themselves, only the first.  Local."""
     job = registry.of_job()
     return job is None or job.extended.writes_checkpoints
+
+
+def _warn_of_accumulations(parts: Iterable[Any]) -> None:
+    """Warn that a checkpoint has not what other workers have accumulated, which nobody else knows.  Local."""
+    most = max((part.gradient_accumulation_steps for part in parts if isinstance(part, Optimizer)), default=1)
+    if most > 1:
+        warnings.warn(
+            "a checkpoint has none of the gradients that the other workers have accumulated since their last updates: "
+            f"a run that goes on from it has lost up to {most - 1} micro-batches of each",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
 
 def _kept_world(parts: Iterable[Any]) -> WorldKept | None:
@@ -317,14 +331,6 @@ def _variable_misfit(name: str, variable: DistributedVariable, values: Mapping[s
             "place; list the variables in the order in which they were saved"
         )
     return ""
-
-
-def set_variable(variable: DistributedVariable, value: Any) -> None:
-    """Set a variable to the value that a checkpoint holds of it.  Local."""
-    if variable.synchronization is VariableSynchronization.ON_READ:
-        variable.assign(value)
-    else:
-        variable.restore(value)
 
 
 def _problem(fn: Callable[[], object]) -> str:

@@ -204,7 +204,7 @@ class Trainer:
         if self._data is not x:  # one that was given has a position of its own
             _begin_with_epoch(self._data, initial_epoch, steps_per_epoch)
         data = Batches(self._data, steps_per_epoch)
-        validation = self._validation(validation_data, validation_batch_size or batch_size, validation_steps)
+        validation = self._validation(validation_data, validation_batch_size, batch_size, validation_steps)
         self.history = History()
         self._callbacks = _with_bar([*callbacks, self.history], verbose)
         params = {"epochs": epochs, "steps": data.steps, "validates": validation is not None}
@@ -450,12 +450,26 @@ class Trainer:
         self.strategy.run(self._model.read_variables)
         return batches, CallbackList(_with_bar(callbacks, verbose), self, {"epochs": 1, "steps": batches.steps})
 
-    def _validation(self, data: Any, batch_size: int | None, steps: int | None) -> Batches | None:
+    def _validation(
+        self, data: Any, batch_size: int | None, train_batch_size: int | None, steps: int | None
+    ) -> Batches | None:
         if data is None:
             return None
+        if isinstance(data, tuple) and not 1 <= len(data) <= 3:
+            raise ValueError(
+                f"validation_data is a tuple (x,), (x, y) or (x, y, sample_weight), got one of {len(data)}; inputs "
+                "that are a tuple are a tuple in it: ((a, b), y)"
+            )
         x, y, weights = [*data, None, None][:3] if isinstance(data, tuple) else (data, None, None)
-        of_arrays = isinstance(data, tuple) or feeding.are_arrays(data)
-        return Batches(feeding.distributed(self.strategy, x, y, weights, batch_size if of_arrays else None), steps)
+        if not isinstance(data, tuple) and not feeding.are_arrays(data):
+            if batch_size is not None:
+                raise ValueError(
+                    f"validation_batch_size cannot be given with a {type(data).__name__}, which gives batches of its "
+                    "own"
+                )
+        elif batch_size is None:
+            batch_size = train_batch_size
+        return Batches(feeding.distributed(self.strategy, x, y, weights, batch_size), steps)
 
     def _evaluate(self, data: Batches, called: CallbackList) -> Logs:
         """Return loss and metrics over all rows.  Collective."""

@@ -242,9 +242,12 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
     def restore(self, value: Any) -> None:
         """Set this rank's copy from an array of `saved_shape`, whatever the context; for checkpoints.  Local.
 
-        A torn variable is whole again.
+        A torn variable is whole again.  Copies that are summed on read get their shares, of integers the first replica
+        all that is left, so that the sum is `value`.
         """
         value = self._converted(self.own_part(value))
+        if self._is_on_read and not self._is_plain:
+            value = self._share_to_restore(value)
         _set(self._to_write(sets_all=True), value)
         self.note_change()
         self._torn = None
@@ -477,6 +480,12 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         if self.dtype.kind not in "iu":
             return value / self.dtype.type(replicas)
         return numpy.sign(value) * (numpy.abs(value) // replicas)  # towards zero, as TensorFlow: 7 on 2 is 3 and 3
+
+    def _share_to_restore(self, total: Any) -> Any:
+        """Return what this rank's copy is to be of a saved aggregate."""
+        share, extended = self._share_of("assign", total), self.strategy.extended
+        is_summed = self.aggregation is VariableAggregation.SUM and self.dtype.kind in "iu"
+        return total - share * (extended.num_replicas - 1) if is_summed and extended.replica_id == 0 else share
 
     def _reduce_op(self) -> ReduceOp:
         if self.aggregation is VariableAggregation.NONE:

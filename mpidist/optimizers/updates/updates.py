@@ -23,6 +23,9 @@ class Updates(abc.ABC):
         """
         return False
 
+    def require_updatable(self, rule: Rule, variables: Sequence[Any]) -> None:  # noqa: B027 - whole ones are here
+        """Raise NotImplementedError where a rule cannot update variables as they are kept.  Local."""
+
     @abc.abstractmethod
     def step(
         self,

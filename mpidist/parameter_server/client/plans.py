@@ -67,8 +67,7 @@ class Plans:
         for end in self._servers:
             own = in_order(self._specs[key] for key in keys if self._number_of(key) == end.number)
             is_sparse = {spec: isinstance(gradients[place_of[spec.key]], IndexedSlices) for spec in own}
-            if not own and end.gathers:  # others count the step all the same: all go by one number of steps
-                continue
+            # a server that has none of them counts the step all the same: all go by one number of steps
             dense = tuple(spec for spec in own if not is_sparse[spec])
             sparse = tuple(spec for spec in own if is_sparse[spec])
             plan = PushPlan(dense, sparse, self._push_dtype)

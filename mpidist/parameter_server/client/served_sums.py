@@ -36,7 +36,7 @@ class ServedSums:
         """All sums, one after the other."""
         if self._variable is None:
             self._variable = self._extended.new_sums(f"{self.metric.name}/sums", _joined(self._own))
-            self._forget()
+            self.forget()
         return self._variable
 
     def add(self) -> None:
@@ -45,7 +45,7 @@ class ServedSums:
         counted = _joined(dict(enumerate(self._extended.reduce_arrays(ReduceOp.SUM, list(self._own.values())))))
         if counted.any():
             registry.installed().client.add(key, counted)
-            self._forget()
+            self.forget()
 
     def totals(self) -> dict[str, Any]:
         """Return the sums of all processes, with what this one has counted.  As `add`."""
@@ -59,15 +59,13 @@ class ServedSums:
     def set(self, sums: Mapping[str, Any]) -> None:
         """Have these sums instead of all there are.  As `add`."""
         key = self.variable.key
-        self._forget()
+        self.forget()
         registry.installed().client.assign(key, _joined(sums))
 
-    def server_lost(self, number: int) -> None:
-        """Forget what was counted for a server that is gone; add it where the server is there.  As `add`."""
-        if number in self.variable.servers:
-            self._forget()
-        else:
-            self.add()
+    def forget(self) -> None:
+        """Count from 0 on in this process.  Local."""
+        for sums in self._own.values():
+            sums[...] = 0
 
     def reference(self) -> tuple[Any, ...]:
         """Return what a pickle holds of the metric: where to find it in a process of the job, and how to make it."""
@@ -78,10 +76,6 @@ class ServedSums:
     @property
     def _own(self) -> dict[str, Any]:
         return self.metric.sums
-
-    def _forget(self) -> None:
-        for sums in self._own.values():
-            sums[...] = 0
 
 
 def _joined(sums: Mapping[Any, Any]) -> Any:

@@ -60,6 +60,17 @@ class ServedUpdates(Updates):
         # Lists of whole variables that were pushed before, the last one first.
         self._known: deque[_Again] = deque(maxlen=_KNOWN_LISTS)
 
+    def require_updatable(self, rule: Rule, variables: Sequence[Any]) -> None:
+        """Raise NotImplementedError if the rule, which needs a variable whole, would see shards of it.  Local."""
+        for variable in variables:
+            if len(variable.specs) > 1 and not rule.takes_slices_of(variable):
+                kind = type(rule).__name__
+                raise NotImplementedError(
+                    f"{kind} needs whole variables, and {variable.name!r} has {len(variable.specs)} shards, which "
+                    "servers update one by one. Make the strategy without a variable_partitioner, or take another "
+                    "optimizer"
+                )
+
     def step(
         self,
         rule: Rule,
@@ -72,8 +83,6 @@ class ServedUpdates(Updates):
     ) -> None:
         """Sum gradients over a worker's ranks, and push them, to be applied as one step; does not wait for it."""
         variables = listed.variables
-        if not rule.takes_slices:
-            _require_undivided(rule, variables)
         if not are_sums and variables[0].strategy.extended.num_replicas > 1:
             gradients = sum_over_replicas(gradients, variables)
         else:
@@ -204,17 +213,6 @@ class ServedUpdates(Updates):
 
 #: What a state has besides slots, and servers keep.
 _PLAIN = ("iterations", "learning_rate")
-
-
-def _require_undivided(rule: Rule, variables: Sequence[Any]) -> None:
-    """Raise NotImplementedError if the rule, which needs whole variables, would see shards of one."""
-    for variable in variables:
-        if len(variable.specs) > 1:
-            kind = type(rule).__name__
-            raise NotImplementedError(
-                f"{kind} needs whole variables, and {variable.name!r} has {len(variable.specs)} shards, which servers "
-                "update one by one. Make the strategy without a variable_partitioner, or take another optimizer"
-            )
 
 
 def _is_slot(name: str) -> bool:

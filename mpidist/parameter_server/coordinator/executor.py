@@ -108,9 +108,8 @@ class FunctionExecutor:
             client.lose(number)
             with suppress(PeerLostError, ServerError, ValueError):  # of a push whose function has failed already
                 client.flush()
-        for sums in registry.served_sums():
-            with suppress(PeerLostError, ServerError):  # another one is gone
-                sums.server_lost(number)
+        for sums in registry.served_sums():  # which are restored, or begin anew
+            sums.forget()
         self._chief.say(Topic.QUIET, number)
 
     @property

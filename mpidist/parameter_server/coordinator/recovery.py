@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -25,6 +26,7 @@ from mpidist.transports.connections.waiting import Patience
 if TYPE_CHECKING:
     from mpidist.parameter_server.coordinator.calls import Calls
     from mpidist.training.checkpoint_manager import CheckpointManager
+    from mpidist.training.metrics import Metric
 
 _log = logging.getLogger("mpidist")
 
@@ -45,7 +47,8 @@ class Restore:
         Functions whose results the chief had by then, and whose changes of variables and metrics are undone, since they
         finished after the checkpoint was saved.  All of this job's, if another job has saved it.
     begun_anew : tuple of str
-        The metrics that are 0 again, since their sums were lost and are not in the checkpoint.
+        The metrics that are 0 again, since they are not in the checkpoint: functions that are undone, or run again,
+        would count twice.
     """
 
     servers: tuple[int, ...]
@@ -165,7 +168,8 @@ class Recovery:
             self._workers.be_quiet(number)
             self._client.lose(number)
         lost = [spec for spec in self._client.homeless() if spec.key[0] < registry.WORDS]  # old words are of no use
-        begun_anew = _check_covered(lost, self.manager, error)
+        anew = _check_covered(lost, self.manager, error)
+        self._require_optimizers(self.manager, error)
         places.update(self._placed(lost))
         for spec in lost:
             self._client.create(spec, places[spec.key], numpy.zeros(spec.shape, spec.dtype))
@@ -173,8 +177,22 @@ class Recovery:
         path = self.manager.restore_or_initialize()
         if path is None:
             raise _ended(error, f"there is no checkpoint in {self.manager.directory} to restore its variables from")
+        for metric in anew:
+            metric.reset_state()
         self._client.flush()
-        return path, begun_anew
+        return path, tuple(sorted(metric.name for metric in anew))
+
+    def _require_optimizers(self, manager: CheckpointManager, error: MpidistError) -> None:
+        """Raise CheckpointError if optimizers with slots or a schedule would not go back with their variables."""
+        parts = set(map(id, manager.checkpoint.parts.values()))
+        for number, optimizer in registry.installed().optimizers.items():
+            if (optimizer.slot_names or optimizer.has_schedule) and id(optimizer) not in parts:
+                with suppress(KeyError):  # servers that have not met it have nothing of it
+                    if steps := self._client.iterations(number):
+                        raise CheckpointError(
+                            f"{error}; {type(optimizer).__name__}, which has made {steps} steps, is not in the "
+                            "checkpoint that is to restore it: give it to Checkpoint(..., optimizer=optimizer)"
+                        )
 
     def _placed(self, specs: Iterable[VariableSpec]) -> dict[Key, int]:
         """Return a server for each variable: the largest first, each where the fewest bytes are."""
@@ -200,19 +218,17 @@ def moved(client: Client | None, places: Mapping[Key, int]) -> None:
         variable.servers = tuple(places.get(spec.key, server) for spec, server in at)
 
 
-def _check_covered(lost: Iterable[VariableSpec], manager: CheckpointManager, error: MpidistError) -> tuple[str, ...]:
-    """Return the metrics whose sums are lost and in no checkpoint; CheckpointError if variables are."""
+def _check_covered(lost: Iterable[VariableSpec], manager: CheckpointManager, error: MpidistError) -> list[Metric]:
+    """Return the metrics that are in no checkpoint; CheckpointError if variables are lost that are in none."""
     parts = list(manager.checkpoint.parts.values())
     metrics = {sums.variable.number: sums.metric for sums in registry.served_sums() if sums.is_made}
-    anew = {metric.name for number, metric in metrics.items() if all(metric is not part for part in parts)}
     saved = {part.number for part in parts if hasattr(part, "number")} | set(metrics)
     missing = sorted({spec.name for spec in lost if spec.key[0] not in saved})
     if missing:
         raise CheckpointError(
             f"{error}; its variables {', '.join(missing)} are not in the checkpoint that is to restore it"
         )
-    lost_sums = {metrics[spec.key[0]].name for spec in lost if spec.key[0] in metrics}
-    return tuple(sorted(lost_sums & anew))
+    return [metric for metric in metrics.values() if all(metric is not part for part in parts)]
 
 
 def _ended(error: MpidistError, what: str) -> PeerLostError:

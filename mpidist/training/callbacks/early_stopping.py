@@ -14,7 +14,7 @@ from mpidist import arrays
 from mpidist.options import VariableSynchronization
 from mpidist.training.callbacks.base import Callback, Logs
 from mpidist.training.callbacks.monitor import Monitor, Monitoring
-from mpidist.training.checkpoint import set_variable, writes_here
+from mpidist.training.checkpoint import writes_here
 from mpidist.variables import DistributedVariable
 
 _log = logging.getLogger("mpidist")
@@ -177,7 +177,7 @@ def _put_back(variable: DistributedVariable, copy: Any) -> None:
 def _put_saved(variable: DistributedVariable, value: Any) -> None:
     """Set a variable to what a checkpoint held of it; a variable on servers, in the first worker only."""
     if variable.is_here or writes_here():
-        set_variable(variable, value)
+        variable.restore(value)
 
 
 def _saved(variable: DistributedVariable, copy: Any) -> Any:

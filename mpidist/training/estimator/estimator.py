@@ -271,6 +271,8 @@ class Estimator:
         """
         _require_steps(steps=steps)
         path = self._path(checkpoint_path, "evaluate")
+        if not path:  # the model of an earlier call has the values of that one's checkpoint
+            self._built = {key: built for key, built in self._built.items() if key[0] != ModeKeys.EVAL}
         evaluation, batches = self.evaluation(input_fn, steps, hooks)
         if path:
             evaluation.built.checkpoint.restore_here(path)

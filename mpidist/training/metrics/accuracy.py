@@ -146,14 +146,22 @@ def _right_side(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray, thresho
 
 
 def _classes(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-    """Return labels that are class numbers, one for each row of scores; ValueError where they are more or fewer."""
+    """Return labels that are class numbers, one for each row of scores.
+
+    ValueError where they are more or fewer, or no whole numbers.
+    """
     require_classes(name, y_pred)
     has_column = y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1
-    classes = (y_true[..., 0] if has_column else y_true).astype("int64", copy=False)
-    if classes.shape != y_pred.shape[:-1]:
+    given = _exact(y_true[..., 0] if has_column else y_true)
+    if given.shape != y_pred.shape[:-1]:
         raise ValueError(
             f"metric {name!r}: one class number belongs to each row of y_pred, {y_pred.shape}, got {y_true.shape}"
         )
+    with numpy.errstate(invalid="ignore"):  # what is no number is an error below
+        classes = given.astype("int64", copy=False)
+    wrong = classes != given
+    if wrong.any():
+        raise ValueError(f"metric {name!r}: labels are class numbers, whole ones; got {given[wrong][0]}")
     return classes
 
 

@@ -94,6 +94,10 @@ class Run:
         gradient = numpy.array([k + self.strategy.extended.replica_id / 8, share])
         self.strategy.run(lambda: self.optimizer.apply_gradients([(gradient, self.v)]))
 
+    def step_with_sums(self, k):
+        sums = numpy.array([k, 1.0])
+        self.strategy.run(lambda: self.optimizer.apply_gradients([(sums, self.v)], skip_gradients_aggregation=True))
+
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_one_reduction_for_all_micro_batches(size):
@@ -140,3 +144,56 @@ def test_goes_on_in_the_middle_at_any_number_of_replicas(before, after):
     for found, iterations in run_ranks(after, second):
         numpy.testing.assert_allclose(found, expected, rtol=1e-12)
         assert iterations == 2
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (3, 1), (1, 3), (2, 3)])
+def test_sums_over_replicas_are_saved_as_they_are(before, after):
+    def first():
+        run = Run()
+        for k in range(2):
+            run.step_with_sums(k)
+        return host_copies(run.optimizer.state())
+
+    states = run_ranks(before, first)
+    assert all(str(state) == str(states[0]) for state in states)
+    assert states[0]["accumulated/0"].tolist() == [1.0, 2.0]
+
+    def second():
+        run = Run()
+        run.optimizer.restore(states[0])
+        run.step_with_sums(2)
+        return run.v.value.tolist()
+
+    # half of the means (0 + 1 + 2) / 3 and (1 + 1 + 1) / 3
+    assert run_ranks(after, second) == [[-0.5, -0.5]] * after
+
+
+def test_a_restored_total_goes_on_with_gradients_of_replicas():
+    def first():
+        run = Run()
+        run.step_with_sums(1)
+        return host_copies(run.optimizer.state())
+
+    state = run_ranks(2, first)[0]
+
+    def second():
+        run = Run()
+        run.optimizer.restore(state)
+        for k in (2, 3):
+            run.step(k, 1 / 2)
+        return run.v.value.tolist()
+
+    assert run_ranks(2, second) == [[-0.5 * (1 + 2 * 2 + 1 / 8 + 2 * 3 + 1 / 8) / 3, -0.5]] * 2
+
+
+def test_sums_after_gradients_of_replicas_are_refused():
+    def mixed():
+        run = Run()
+        run.step(0, 1)
+        with pytest.raises(
+            ValueError, match="micro-batch 2 of 3 has skip_gradients_aggregation=True, the micro-batches before had F"
+        ):
+            run.step_with_sums(1)
+        return run.optimizer.micro_step
+
+    assert run_ranks(2, mixed) == [1, 1]

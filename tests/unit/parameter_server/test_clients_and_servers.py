@@ -691,6 +691,47 @@ def test_a_client_waits_for_the_chief_to_create():
     assert (results, order[0]) == ([3.0, 3.0], "made")
 
 
+@NEAR_AND_FAR
+@pytest.mark.parametrize("consistency", [StaleSynchronous(0), BackupWorkers(2)])
+def test_a_server_counts_the_steps_of_variables_of_others_too(far, consistency):
+    """Or a schedule, and Adam, would go by a part of the steps."""
+    clients = 2 if consistency.gathers else 1
+
+    def job(client):
+        make(client, [spec(0), spec(1)], 2)
+        optimizer = client.register_optimizer(SGD(lambda step: 2.0**-step))
+        for step in range(6):
+            client.refresh()
+            client.value((step % 2, 0))
+            client.push(optimizer, [((step % 2, 0), numpy.ones(()))])
+        client.flush()
+        return client.iterations(optimizer)
+
+    results, served = run(clients, job, 2, consistency, far=far)
+    assert results == [6] * clients
+    assert [server.store.optimizers[0].optimizer.iterations for server in served] == [6, 6]
+    assert value(served, (0, 0)) == -(1 + 1 / 4 + 1 / 16)
+    assert value(served, (1, 0)) == -(1 / 2 + 1 / 8 + 1 / 32)
+
+
+@NEAR_AND_FAR
+@pytest.mark.parametrize("servers", [1, 2])
+def test_clients_that_push_variables_of_different_servers_do_not_wait_for_each_other_for_ever(servers, far):
+    def job(client):
+        make(client, [spec(0), spec(1)], servers)
+        optimizer = client.register_optimizer(SGD(1.0))
+        for step in range(20):
+            key = ((step + client.number) % 2, 0)
+            client.refresh()
+            client.value(key)
+            client.push(optimizer, [(key, numpy.ones(()))])
+        client.flush()
+
+    _, served = run(2, job, servers, BackupWorkers(2), far=far, timeout_seconds=10)
+    (steps,) = {server.store.optimizers[0].optimizer.iterations for server in served}
+    assert value(served, (0, 0)) + value(served, (1, 0)) == -steps
+
+
 @pytest.mark.parametrize("consistency", [None, StaleSynchronous(0), BackupWorkers(2)])
 def test_a_client_that_fails_is_not_waited_for_by_the_others(consistency):
     def job(client):

@@ -92,11 +92,13 @@ def test_where_fewer_are_left_those_make_the_step():
     assert policy.complete() == [waiting]
 
 
-def test_clients_that_push_different_variables_do_not_wait_for_each_other_for_ever():
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])  # each server gets them in an order of its own
+def test_clients_that_push_different_variables_do_not_wait_for_each_other_for_ever(order):
     policy = BackupWorkers(2).start(range(2))
-    a, b = Push(0, plan=0), Push(1, plan=1)
-    assert policy.arrived(a) == []
-    assert policy.arrived(b) == [a]
+    pushes = [Push(0, plan=0), Push(1, plan=1)]
+    first, second = (pushes[number] for number in order)
+    assert policy.arrived(first) == []
+    assert policy.arrived(second) == [pushes[0]]
     policy.arrived(Push(0, plan=0, iteration=1, iterations=1))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
+import warnings
 
 import numpy
 import pytest
@@ -209,6 +210,60 @@ def test_norms_of_shards_are_not_taken_for_those_of_the_whole(name):
 
     found = one_worker(on_worker, 2, variable_partitioner=FixedShardsPartitioner(2))
     assert found == (1, [[1.0, 1.0]] * 4)
+
+
+@pytest.mark.parametrize("name", ["LARS", "LAMB"])
+def test_norms_of_shards_are_refused_before_micro_batches_are_accumulated(name):
+    def on_worker(strategy):
+        with strategy.scope():
+            table = mpidist.Variable(numpy.ones((4, 2)), name="table")
+            optimizer = getattr(mpidist.optimizers, name)(0.1, gradient_accumulation_steps=3)
+        with pytest.raises(NotImplementedError, match=f"{name} needs whole variables, and 'table' has 2 shards"):
+            strategy.run(lambda: optimizer.apply_gradients([(numpy.ones((4, 2)), table)]))
+        return optimizer.micro_step
+
+    assert one_worker(on_worker, 2, variable_partitioner=FixedShardsPartitioner(2)) == 0
+
+
+@pytest.mark.parametrize("pattern", ["^bias$", "ias"])
+def test_shards_that_are_not_adapted_need_no_norms(pattern):
+    def on_worker(strategy):
+        with strategy.scope():
+            bias = mpidist.Variable(numpy.ones(4), name="bias")
+            optimizer = mpidist.optimizers.LARS(0.5, 0.0, weight_decay=1.0, exclude_from_layer_adaptation=[pattern])
+        strategy.run(lambda: optimizer.apply_gradients([(numpy.array([0.0, 0.5, 1.0, 2.0]), bias)]))
+        return bias.read_value().tolist()
+
+    # p - learning_rate * (g + weight_decay * p)
+    found = one_worker(on_worker, 2, variable_partitioner=FixedShardsPartitioner(2))
+    assert found == [0.5, 0.25, 0.0, -0.5]
+
+
+@pytest.mark.parametrize("is_rows", [False, True], ids=["dense", "rows"])
+@pytest.mark.parametrize(
+    "excluded",
+    [
+        lambda bias: {"var_names": ["bias$"]},
+        lambda bias: {"var_names": ["^bias$"]},
+        lambda bias: {"var_list": [bias]},
+        lambda bias: {"var_list": bias.variables},
+        lambda bias: {"var_names": ["bias/part_[01]$"]},
+    ],
+)
+def test_shards_are_left_out_of_the_weight_decay_by_the_name_of_the_whole(excluded, is_rows):
+    def on_worker(strategy):
+        with strategy.scope():
+            bias, other = (mpidist.Variable(numpy.ones((4, 1)), name=name) for name in ("bias", "bias_2"))
+            optimizer = mpidist.optimizers.SGD(0.5, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(**excluded(bias))
+        none = numpy.zeros((4, 1))
+        gradient = mpidist.IndexedSlices(none, numpy.arange(4)) if is_rows else none
+        strategy.run(lambda: optimizer.apply_gradients([(gradient, bias), (gradient, other)]))
+        return bias.read_value().ravel().tolist(), other.read_value().ravel().tolist()
+
+    # p - learning_rate * weight_decay * p
+    found = one_worker(on_worker, 2, variable_partitioner=FixedShardsPartitioner(2))
+    assert found == ([1.0] * 4, [0.75] * 4)
 
 
 #: Norms of shards are not those of the whole.
@@ -573,6 +628,21 @@ def test_training_goes_on_in_the_middle_of_an_accumulation(is_rows, shards, tmp_
     micro_step, values, iterations = one_worker(go_on, 2, variable_partitioner=FixedShardsPartitioner(shards))
     assert (micro_step, iterations) == (1, 2)
     numpy.testing.assert_allclose(values, straight.values(), rtol=2e-6)
+
+
+@pytest.mark.parametrize(("name", "workers"), [("accumulation", 1), ("accumulation", 2), ("momentum", 2)])
+def test_what_other_workers_have_accumulated_is_said_to_be_lost(name, workers, tmp_path):
+    def on_worker(strategy):
+        Run(strategy, name).train(0, 1).checkpoint.save(tmp_path / "checkpoint.h5")
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        job(on_worker, 1 + workers)
+    texts = [str(each.message) for each in found]
+    assert texts == ([] if (name, workers) != ("accumulation", 2) else [
+        "a checkpoint has none of the gradients that the other workers have accumulated since their last updates: a "
+        "run that goes on from it has lost up to 1 micro-batches of each"
+    ])  # fmt: skip
 
 
 def in_halves(run, first, last):

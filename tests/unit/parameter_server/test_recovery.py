@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -187,6 +188,44 @@ def test_a_metric_that_is_in_no_checkpoint_begins_anew_and_this_is_told(deaths, 
     assert on_chief(program, tmp_path) == (0.0, ("not saved",), 1.0)
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_functions_that_run_again_count_once(victim, deaths, tmp_path):
+    def program(job):
+        job.run(3)
+        job.manager.save()
+        job.run(2)
+        deaths.now.add(victim)
+        job.model[0].read_value()
+        job.model[1].read_value()
+        job.run(job.told[0].undone)
+        return [float(metric.state()["count"]) for metric in (job.mean, job.other)], job.told[0].begun_anew
+
+    assert on_chief(program, tmp_path) == ([3 + 2, 2], ("not saved",))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_function_that_a_death_has_broken_off_counts_once(victim, deaths, tmp_path):
+    def program(job):
+        model, mean, other = job.model, job.mean, job.other
+
+        def counted(value):
+            mean.update_state(value)
+            other.update_state(value)
+            end = time.monotonic() + 0.2
+            while time.monotonic() < end:  # the server dies meanwhile
+                for variable in model:
+                    variable.read_value()
+
+        job.run(3)
+        job.manager.save()
+        job.coordinator.schedule(counted, args=(1.0,))
+        deaths.now.add(victim)
+        job.coordinator.join()
+        return [float(metric.state()["count"]) for metric in (mean, other)], len(job.told)
+
+    assert on_chief(program, tmp_path) == ([3 + 1, 1], 1)
+
+
 def test_a_second_server_that_dies_while_the_first_is_replaced(deaths, tmp_path):
     def program(job):
         job.run(3)
@@ -236,6 +275,34 @@ def test_variables_that_are_in_no_checkpoint_end_the_job(deaths, tmp_path):
             more[1].read_value()
 
     on_chief(program, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_refused"),
+    [
+        (lambda: mpidist.optimizers.SGD(1.0, momentum=0.5), True),
+        (lambda: mpidist.optimizers.SGD(lambda step: 1.0), True),
+        (lambda: mpidist.optimizers.SGD(1.0), False),
+        (None, False),
+    ],
+)
+def test_an_optimizer_that_is_in_no_checkpoint_does_not_go_back_without_its_slots(make, is_refused, deaths, tmp_path):
+    def program(job):
+        with job.strategy.scope():
+            another = mpidist.optimizers.Adam(1.0)  # of which no step was made
+            optimizer = job.optimizer if make is None else make()
+        job.manager.save()
+        for _ in range(2):
+            job.strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(4), v) for v in job.model]))
+        deaths.now.add(1)
+        if is_refused:
+            with pytest.raises(CheckpointError, match="SGD, which has made 2 steps, is not in the check"):
+                job.model[1].read_value()
+            return set()
+        job.model[1].read_value()
+        return values(job.model), another.iterations
+
+    assert on_chief(program, tmp_path) == (set() if is_refused else ({0.0}, 0))
 
 
 @pytest.mark.parametrize("push_dtype", [None, "float16"])

@@ -55,6 +55,47 @@ class Run:
         return self.kernel.value.tobytes(), slot.tobytes(), total, self.optimizer.iterations, self.distributed.state()
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int8", "uint8"])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 2), (3, 3)])
+def test_a_count_of_all_ranks_is_the_same_after_a_restore(tmp_path, before, after, dtype):
+    def counted():
+        with MultiWorkerMirroredStrategy().scope() as strategy:
+            count = Variable(numpy.zeros(3, dtype), synchronization="ON_READ", aggregation="SUM")
+        return strategy, count, Checkpoint(count=count)
+
+    def save():
+        strategy, count, checkpoint = counted()
+        rank = strategy.extended.replica_id
+        values = [7, 0, 100] if rank == 0 else [0, 0, 1]
+        strategy.run(lambda: count.assign(numpy.array(values, dtype)))
+        checkpoint.save(tmp_path / "run.h5")
+
+    def restore():
+        strategy, count, checkpoint = counted()
+        checkpoint.restore(tmp_path / "run.h5")
+        found = count.value.tolist()
+        strategy.run(lambda: count.assign_add(numpy.ones(3, dtype)))
+        return found, count.value.tolist()
+
+    run_ranks(before, save)
+    total = [7, 0, 99 + before]
+    assert run_ranks(after, restore) == [(total, [each + after for each in total])] * after
+
+
+def test_a_negative_count_is_restored_whole(tmp_path):
+    Checkpoint(count=Variable(numpy.array([-7, -(2**63)]))).save(tmp_path / "run.h5")
+
+    def restore():
+        with MultiWorkerMirroredStrategy().scope():
+            count = Variable(numpy.zeros(2, "int64"), synchronization="ON_READ", aggregation="SUM")
+        Checkpoint(count=count).restore(tmp_path / "run.h5")
+        return count.live.tolist(), count.value.tolist()
+
+    found = run_ranks(2, restore)
+    assert [total for _, total in found] == [[-7, -(2**63)]] * 2
+    assert [own[0] for own, _ in found] == [-4, -3]
+
+
 def train_and_save(path, steps):
     run = Run().train(steps)
     run.checkpoint.save(path)

@@ -207,6 +207,16 @@ def test_a_model_that_was_never_trained_is_evaluated_with_a_warning(tmp_path, ca
     assert found["global_step"] == 0
 
 
+def test_a_model_that_was_never_trained_is_not_that_of_another_checkpoint(tmp_path):
+    net.of(tmp_path / "trained").train(rows(), steps=3)
+    found = net.of(tmp_path / "empty")
+    other = found.evaluate(rows(), checkpoint_path=tmp_path / "trained" / "checkpoint-3.h5")
+    numpy.testing.assert_allclose(other["loss"], loss(net.by_hand(net.cut(4)[:3]), net.X, net.Y), rtol=1e-12)
+    results = found.evaluate(rows())
+    numpy.testing.assert_allclose(results["loss"], loss(net.initial(), net.X, net.Y), rtol=1e-12)
+    assert results["global_step"] == 0
+
+
 def test_an_older_checkpoint_is_evaluated_by_its_path(tmp_path):
     trained = net.of(tmp_path, save_checkpoints_steps=1)
     trained.train(rows(), steps=3)

@@ -267,6 +267,18 @@ def test_class_numbers_are_no_one_hot_labels():
             kind().update_state([1, 0], [[0.9, 0.8], [0.2, 0.7]])
 
 
+@pytest.mark.parametrize("label", [1.7, -0.5, numpy.nan, numpy.inf])
+@pytest.mark.parametrize("name", ["sparse_categorical_accuracy", "sparse_top_k_categorical_accuracy", "accuracy"])
+@pytest.mark.parametrize("shape", [(2,), (2, 1)])
+def test_a_label_between_two_classes_is_refused(name, label, shape):
+    metric = metrics.get(name)
+    scores = numpy.array([[0.1, 0.9, 0.0], [0.7, 0.2, 0.1]])
+    metric.update_state(numpy.array([1.0, 0.0]).reshape(shape), scores)
+    with pytest.raises(ValueError, match=f"'{name}': labels are class numbers, whole ones; got {label}"):
+        metric.update_state(numpy.array([1.0, label]).reshape(shape), scores)
+    assert metric.result() == 1.0
+
+
 def test_a_class_that_does_not_exist_is_never_among_the_highest():
     metric = metrics.SparseTopKCategoricalAccuracy(k=2)
     metric.update_state([1, -1, 2, 0], [[0.1, 0.9]] * 4)

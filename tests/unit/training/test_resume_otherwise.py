@@ -83,6 +83,29 @@ def test_steps_of_an_epoch_are_counted_in_the_present_batches(tmp_path, drop):
     assert sorted(seen) == sorted([*range(40), *range(40)])
 
 
+@pytest.mark.parametrize("save_freq", [1, "epoch"])
+@pytest.mark.parametrize("steps", [5, 10])
+def test_an_epoch_that_ended_with_the_data_is_followed_by_the_next_one(tmp_path, save_freq, steps):
+    def on_rank(epochs, data=lambda: Dataset.range(40).map(float).shuffle(seed=1).batch(4)):
+        return trained(tmp_path, data, save_freq=save_freq, epochs=epochs, steps_per_epoch=steps)
+
+    run_ranks(1, on_rank, 10 // steps)
+    rest = run_ranks(2, on_rank, 20 // steps)
+    assert sorted(row for each in rest for row in each[0]) == list(range(40))
+    assert len(rest[0][1]) == 10
+    assert rest[0][3] == 20
+
+
+def test_an_epoch_that_is_longer_than_the_data_ends_with_them_after_a_restore_too(tmp_path):
+    def on_rank(most, epochs):
+        return trained(tmp_path, lambda: Dataset.range(8).map(float).batch(4), most, epochs=epochs, steps_per_epoch=3)
+
+    run_ranks(1, on_rank, 2, 1)  # the data have ended, but not the epoch
+    with pytest.warns(UserWarning, match="the data ended after 2 of 3 steps"):
+        rest = run_ranks(1, on_rank, 99, 2)
+    assert rest[0][1] == [(1, 0), (1, 1)]
+
+
 @pytest.mark.parametrize(("changed", "message"), [
     ({"seed": 4}, r"shuffle\(seed=3\) when saved, shuffle\(seed=4\) now"),
     ({"shuffle": False}, r"shuffle\(seed=3\) when saved, "),

@@ -64,6 +64,34 @@ def test_n_ranks_train_to_what_one_rank_trains_to(size, count, batch, optimizer,
             numpy.testing.assert_allclose(history[name], logs[name], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("set", {"validation_batch_size": 2}, "validation_batch_size cannot be given with a Dataset, which gives"),
+        ("batches", {"validation_batch_size": 2}, "validation_batch_size cannot be given with a list, which gives"),
+        ("four", {}, r"validation_data is a tuple \(x,\), \(x, y\) or \(x, y, sample_weight\), got one of 4"),
+        ("none", {}, "validation_data is a tuple .*, got one of 0"),
+    ],
+)
+def test_what_a_validation_would_leave_out_is_refused(kind, options, message):
+    x, y = net.rows(4)
+    weights = numpy.ones(4)
+    data = {
+        "set": mpidist.data.Dataset.from_arrays((x, y)).batch(4),
+        "batches": [(x, y), (x, y)],
+        "four": (x, y, weights, weights),
+        "none": (),
+    }[kind]
+    with pytest.raises(ValueError, match=message):
+        net.trainer().fit(x, y, validation_data=data, verbose=0, **options)
+
+
+def test_a_validation_of_batches_does_not_take_the_batch_size_of_arrays():
+    x, y = net.rows(4)
+    data = mpidist.data.Dataset.from_arrays((x, y)).batch(3)
+    assert "val_loss" in net.trainer().fit(x, y, batch_size=2, validation_data=data, verbose=0).history
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_short_floats_train_to_rounding(dtype):
     x, y = (each.astype(dtype) for each in net.rows(13))
