@@ -6,8 +6,8 @@
 One step is the gradient and SGD's update, each jitted, of a perceptron with tanh or of ResNet-18 for small images; each
 rank has a batch of its own.  Four steps take turns, so that all see the same machine: *bare* without communication,
 *ours* with `reduce_tree`, *weighted* with rows that differ between ranks, and *Horovod's pattern*, one ``Allreduce``
-through mpi4py of a packed buffer, whose sums are copied for JAX.  Shown are the medians over turns, in milliseconds, and a plain copy of the
-gradients.  One thread a rank.
+through mpi4py of a packed buffer, whose sums are copied for JAX.  Shown are the medians over turns, in milliseconds,
+and a plain copy of the gradients.  One thread a rank.
 """
 
 from __future__ import annotations

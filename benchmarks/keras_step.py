@@ -5,9 +5,8 @@
 
 Each rank trains a model of its own on its rows, then all ranks train one model on the global batches.  The seam is what
 is left: distributed - alone - reduction, of which the reduction is measured inside the steps, with its waiting for the
-other ranks.  *mpi4py* trains a model of each rank's own with an optimizer whose gradients go through one ``Allreduce`` of
-a packed array.  All are seconds of the processor, which other programs on the machine hardly change; they take turns, and
-of each the quickest epoch counts.
+other ranks.  *mpi4py* trains a model of each rank's own by one ``Allreduce`` of a packed array.  All are seconds of the
+processor, which other programs on the machine hardly change; they take turns, and of each the quickest epoch counts.
 """
 
 from __future__ import annotations

@@ -15,7 +15,12 @@ _BACKEND = os.environ.get("KERAS_BACKEND", "jax")
 #: Module, options, name of the results, and the kinds of a step that are measured at least.
 _QUICK = ["--width", "8", "--steps", "3", "--epochs", "2", "--rounds", "1"]
 _RUNS = {
-    "keras": ("keras_step", _QUICK, f"keras_step-{_BACKEND}-2.json", {"alone", "distributed", "reduction", "seam"}),
+    "keras": (
+        "keras_step",
+        _QUICK,
+        f"keras_step-{_BACKEND}-2.json",
+        {"alone", "mpi4py", "distributed", "reduction", "seam"},
+    ),
     "jax": ("jax_trees", ["--case", "150", "--turns", "2"], "jax_trees-2.json", {"bare", "ours", "copy"}),
     "torch": ("torch_steps", ["--case", "150", "--turns", "2"], "torch_steps-2.json", {"nothing", "mpidist", "DDP"}),
 }
