@@ -93,7 +93,7 @@ _IMAGES = ("NHWC", "HWIO", "NHWC")
 MODELS: dict[str, tuple[Callable[[], Case], int]] = {
     "150 thousand, 6 tensors": (lambda: perceptron([128, 256, 384, 32], 64), 1),
     "2.2 million, 6 tensors": (lambda: perceptron([256, 1024, 1536, 256], 64), 1),
-    "ResNet-18, 11 million, 62 tensors, 8 rows": (lambda: resnet18(8), 8),
+    "ResNet-18, 11 million, 62 tensors, 8 rows": (lambda: resnet18(8), 20),
     "25 million, 20 tensors, 4 rows": (lambda: perceptron([1024, *[1664] * 9, 1024], 4), 4),
 }
 
