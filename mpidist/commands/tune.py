@@ -25,7 +25,7 @@ _CURE = "nothing is kept; other programs use these hosts, so run mpidist tune ag
 _EXAMPLES = """examples:
   mpidist tune -n 4                          four ranks of this machine
   mpidist tune -n 4 --largest 16MiB --dry-run
-  srun -N 2 --ntasks-per-node 8 python -m mpidist tune
+  srun --mpi=pmix -N 2 --ntasks-per-node 8 python -m mpidist tune
 """
 
 

@@ -50,7 +50,7 @@ def by_hand(monkeypatch):
 def test_every_strategy_refuses_to_train_without_the_other_tasks(by_hand, name):
     by_hand.setenv("TF_CONFIG", config(TWO))
     with pytest.raises(
-        LaunchError, match="2 tasks that train .* only 1 rank here.*`mpidist run -n 2 SCRIPT`.*srun -n 2"
+        LaunchError, match="2 tasks that train .* only 1 rank here.*`mpidist run -n 2 SCRIPT`.*srun --mpi=PLUGIN -n 2"
     ):
         MAKERS[name]()
 
