@@ -140,8 +140,8 @@ def check_all_joined(tasks: int, size: int) -> None:
             f"TF_CONFIG has {tasks} tasks that train (all but evaluators), but MPI connects only {ranks} "
             "here: each would train a model of its own. Processes do not find each other by the addresses in "
             f"TF_CONFIG: start them as one job, with `mpidist run -n {tasks} SCRIPT` (--hosts for several machines), "
-            f"`mpirun -n {tasks} python SCRIPT` or `srun --mpi=PLUGIN -n {tasks} python SCRIPT` (pmix for Open MPI, pmi2 "
-            "for MPICH). To train on the ranks there are, unset TF_CONFIG"
+            f"`mpirun -n {tasks} python SCRIPT` or `srun --mpi=PLUGIN -n {tasks} python SCRIPT` (pmix for Open MPI, "
+            "pmi2 for MPICH). To train on the ranks there are, unset TF_CONFIG"
         )
 
 
