@@ -84,7 +84,7 @@ _NAME = re.compile(r'(?<=<span class="pre">)[^<]+|(?<=<h[1-6]>)[^<]+')
 _CONSOLE = re.compile(r'(?<=<div class="highlight-console).*?(?=</pre>)', re.DOTALL)
 #: An option or an arrow, which a browser would cut after the hyphen: `--mpi`, `->`.
 _OPTION = re.compile(r"(?<![^\s>])-(?:&gt;|[^\s<&]+)")
-_INLINE_OPTION = re.compile(r'(?<=<span class="pre">)--?\w[\w-]*')
+_INLINE_OPTION = re.compile(r'(?<=<span class="pre">)--?\w[\w-]*(?:=(?:<wbr>)?\w{1,6}(?=<))?')
 _TOGETHER = r'<span class="option">\g<0></span>'
 #: A line of output with columns.
 _COLUMNS = re.compile(r'(?<=<span class="go)(?=">(?:[^<\n]*?\S {2,}){3}\S)')
