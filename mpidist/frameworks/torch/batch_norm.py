@@ -22,7 +22,8 @@ class SyncBatchNorm(_BatchNorm):
     PyTorch has it.  So the mean over replicas is right where all have as many rows, and the sum where each loss is
     divided by the rows of the global batch (`compute_average_loss`).
 
-    A forward and a backward pass in training mode are collective: every rank makes them in the same order.
+    A forward and a backward pass in training mode are collective: every rank makes them in the same order.  In
+    evaluation mode they are local; without running statistics they take those of this rank's rows, as PyTorch's do.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -34,19 +35,19 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if input.shape[1] == 0:
             raise ValueError(f"SyncBatchNorm: the input has no channels (got shape {tuple(input.shape)})")
-        is_local = not (self.training or (self.running_mean is None and self.running_var is None))
         replicas = replicas_of()
-        statistics = None if is_local or replicas.size == 1 else _Statistics(input, replicas)
+        statistics = _Statistics(input, replicas) if self.training and replicas.size > 1 else None
         if statistics is None or statistics.count == 0:  # without rows anywhere, as PyTorch has it
             if self.training and self.track_running_stats and self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1)
-            return self._plain(input, is_local)
-        if self.training and self.track_running_stats:
+            return self._plain(input)
+        if self.track_running_stats:
             self._track(statistics)
         found: torch.Tensor = _Normalize.apply(input, self.weight, self.bias, self.eps, statistics, replicas)
         return found
 
-    def _plain(self, input: torch.Tensor, is_local: bool) -> torch.Tensor:
+    def _plain(self, input: torch.Tensor) -> torch.Tensor:
+        has_none = self.running_mean is None and self.running_var is None
         tracks = not self.training or self.track_running_stats
         return torch.nn.functional.batch_norm(
             input,
@@ -54,7 +55,7 @@ class SyncBatchNorm(_BatchNorm):
             self.running_var if tracks else None,
             self.weight,
             self.bias,
-            not is_local,
+            self.training or has_none,
             self._factor(),
             self.eps,
         )
