@@ -259,6 +259,93 @@ def test_rows_of_several_passes_that_no_one_factor_is_right_for(way):
     world().barrier()
 
 
+def of_one_pass(rank):
+    """One rank makes one pass, the others two."""
+    return [3.0] * (2 if rank else 1)
+
+
+def of_the_last_pass(rank):
+    return [None, 3.0 + rank]
+
+
+def of_left_out_passes(rank):
+    """Each rank leaves out another one."""
+    return [4.0, 0.0] if rank else [0.0, 4.0]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("said", [of_one_pass, of_the_last_pass, of_left_out_passes])
+@pytest.mark.parametrize("way", MEANS)
+def test_rows_that_only_some_passes_have(way, said):
+    """All raise, and then all can go on."""
+    training = Training(way, tanh_model())
+    before = copy.deepcopy(training.bare)
+    batch = batches(1, 12)[0]
+    with pytest.raises(RuntimeError, match="parts of the rows differ from pass to pass") as raised:
+        for count in said(world().rank):
+            if count is not None:
+                training.holder.rows = count
+            if count != 0:
+                loss = cross_entropy(training.model(batch[0][:3]), batch[1][:3])
+                held(training, loss)
+        training.optimizer.step()
+    assert f"rank 0 {said(0)}, rank 1 {said(1)}" in str(raised.value)
+    assert_alike(training.bare, before)
+    expected, optimizer = alone(training.bare)
+    training.optimizer.zero_grad()
+    x, y = part(batch, "uneven")
+    training.holder.rows = len(x)
+    cross_entropy(training.model(x), y).backward()
+    training.optimizer.step()
+    step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
+def held(training, loss):
+    with training.holder.no_sync():
+        loss.backward()
+
+
+@pytest.mark.parametrize("way", MEANS)
+def test_the_last_of_several_passes_has_no_rows_on_any_rank(way):
+    """It changes nothing, and the pass before it stays weighted by its rows."""
+    training = Training(way, tanh_model())
+    expected, optimizer = alone(training.bare)
+    for batch in batches(2, 12):
+        training.optimizer.zero_grad()
+        for x, y in (part(batch, "uneven"), part((batch[0][:0], batch[1][:0]), "even")):
+            training.holder.rows = len(x)
+            held(training, cross_entropy(training.model(x), y, reduction="sum").div(max(len(x), 1)))
+        training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("is_cleared", [False, True])
+@pytest.mark.parametrize("way", MEANS)
+def test_rows_of_several_passes_where_a_rank_makes_none(way, is_cleared):
+    """Also where it has made one of another loss, of whose rows nothing was said."""
+    size, rank = world().size, world().rank
+    training = Training(way, tanh_model())
+    expected, optimizer = alone(training.bare)
+    for batch in batches(2, 6 * (size - 1)):
+        training.optimizer.zero_grad()
+        if is_cleared:
+            held(training, training.model(batch[0]).square().sum())
+            training.optimizer.zero_grad(set_to_none=False)
+        if rank == size - 1:
+            training.holder.rows = 0
+        else:
+            for number in range(2):
+                x, y = (each[number::2][3 * rank : 3 * rank + 3] for each in batch)
+                training.holder.rows = 3
+                held(training, cross_entropy(training.model(x), y) / 2)
+        training.optimizer.step()
+        step_alone(expected, optimizer, batch)
+    assert_alike(training.bare, expected)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_as_many_passes_as_a_rank_likes_where_none_reduces(way):
     """Each rank makes its own number of passes; step() reduces what they gave."""

@@ -82,10 +82,11 @@ class GradientReduction:
     `passes` backward passes are accumulated before they are reduced.  With `staging` ``"host"`` tensors of a device
     pass through host memory.  `overlaps`: reductions may be begun in the backward pass.
 
-    `rows` is how many rows the loss of this replica is the mean of; then the next mean over replicas, of which all say
-    it, is weighted by rows.  `is_held`: gradients are only accumulated for now.  `is_skipped`: steps take the gradients
-    as they are for now.  There is `joining` where replicas may run out of rows; `overlap` begins to reduce gradients in
-    the backward pass.  `comparison` is what else is compared with each reduction, where no replica runs out of rows.
+    `parts` is told how many rows the loss of this replica is the mean of; then the next mean over replicas, of which
+    all say it, is weighted by rows.  `is_held`: gradients are only accumulated for now.  `is_skipped`: steps take the
+    gradients as they are for now.  There is `joining` where replicas may run out of rows; `overlap` begins to reduce
+    gradients in the backward pass.  `comparison` is what else is compared with each reduction, where no replica runs
+    out of rows.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class GradientReduction:
                 f"compression={quoted(compression)}: pass None, or a stage such as mpidist.compression.Float16(); an "
                 "operation is passed as op="
             )
-        self.rows: float | None = None
+        self.parts = RowParts(replicas, owner)
         self.is_held = self.is_skipped = False
         self.joining: Joining | None = None
         self.comparison: StepComparison | None = None
@@ -121,7 +122,6 @@ class GradientReduction:
         self._origins = GradientOrigins()
         self._steps = 0
         self._stepped: WeakSet[Any] = WeakSet()  # the optimizers that made a step since the last reduction
-        self._parts = RowParts(replicas, owner)
         self._last: tuple[str, float | None] = (op, None)
         self._crossed = crossing.count()
         self._number = replicas.next_number()
@@ -201,13 +201,13 @@ class GradientReduction:
     def begin_backward(self, parameter: torch.Tensor) -> None:
         """Look whether gradients were cleared before the pass that has just given this parameter's."""
         if self._origins.begin(parameter, self._watch.is_open):
-            self._parts.clear()
+            self.parts.clear()
 
     def end_backward(self) -> None:
         """Reduce the gradients if this was the last pass before a step."""
         origins = self._origins
         origins.passes += 1
-        self._parts.note(self.rows)
+        self.parts.note()
         is_mixed = origins.is_mixed()
         # added to those of a step that was made: of another loss, if they are set to zero next; else step() raises
         is_foreign = is_mixed and self.op == "sum" and len(self._stepped) > 0
@@ -218,7 +218,7 @@ class GradientReduction:
 
     def _gives_all(self) -> bool:
         """Return whether the pass that is going on gives all that is reduced at its end, as it is.  Local."""
-        is_other = self.is_held or self._passes > 1 or self.rows is not None or self.joining is not None
+        is_other = self.is_held or self._passes > 1 or self.parts.said is not None or self.joining is not None
         return not (is_other or self._origins.passes or self._origins.is_mixed())
 
     def before_step(self, optimizer: Any, is_asked: bool = False) -> None:
@@ -258,7 +258,7 @@ class GradientReduction:
         """Take the gradients for reduced.  Local."""
         self._origins.are_reduced(is_twice)
         self._watch.is_open = False
-        self._parts.clear()
+        self.parts.forget()
 
     def takes(self, optimizer: Any) -> bool:
         """Return whether an optimizer changes parameters whose gradients are reduced here.  Local."""
@@ -275,7 +275,7 @@ class GradientReduction:
         """
         if self.joining is not None and not given.is_joined:
             self.joining.announce(GRADIENTS)
-        bound, rows, compared = self._current(), self.rows, None
+        bound, rows, compared = self._current(), self.parts.said, None
         if self.joining is None and self.comparison is not None:
             compared = self.comparison
             compared.compare_parameters()
@@ -307,7 +307,7 @@ class GradientReduction:
         if aside and not notes[_NOT_LEFT]:
             _put_back(aside)
             if notes[_CHANGED]:  # perhaps the user's own, put in the place of those
-                self.rows = rows
+                self.parts.said = rows
                 self.reduce(_Given(is_own=given.is_own))
             self._origins.mark()
 
@@ -454,7 +454,7 @@ class GradientReduction:
 
         Collective where rows are weighted.
         """
-        rows, self.rows = self.rows, None
+        rows, self.parts.said = self.parts.said, None
         crossed, self._crossed = self._crossed, crossing.count()
         if self.joining is not None and not self.joining.by_all and self.op == "mean":
             return "sum", 1.0 / len(self.joining.active)
@@ -465,7 +465,9 @@ class GradientReduction:
                 f"{self.owner}: rows={rows} weights gradients of which some come from other replicas' losses, by "
                 "SyncBatchNorm. Divide each loss by the rows of the global batch (compute_average_loss), with op='sum'"
             )
-        return "sum", self._parts.part(rows)
+        if self.parts.is_open and self._origins.left() is MarkState.CLEARED:
+            self.parts.clear()  # of another loss, whose gradients were set to zero
+        return "sum", self.parts.part(rows)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -542,14 +544,14 @@ class GradientOwner:
         ValueError
             Less than 0; or gradients are summed, or `join` weighs ranks alike.
         """
-        return self._reduction.rows
+        return self._reduction.parts.said
 
     @rows.setter
     def rows(self, rows: float) -> None:
         if not rows >= 0:
             raise ValueError(f"rows={rows}: a number of rows is 0 or more")
         self._reduction.require_weights(rows)
-        self._reduction.rows = float(rows)
+        self._reduction.parts.say(float(rows))
 
 
 def _ranks(told: Sequence[bytes]) -> str:
