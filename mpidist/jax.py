@@ -11,8 +11,12 @@ try:
 except ImportError as error:
     raise MissingDependencyError(f"mpidist.jax needs JAX: {pip_install('jax')} ({error})") from error
 
-from mpidist.frameworks.jax import *  # noqa: F403
-from mpidist.frameworks.jax import __all__ as __all__
+from mpidist.frameworks.jax.broadcast import broadcast_tree
+from mpidist.frameworks.jax.gradients import all_gather, all_reduce
+from mpidist.frameworks.jax.optimizer import distributed
+from mpidist.frameworks.jax.reduction import TreeReduction, reduce_tree
+
+__all__ = ["TreeReduction", "all_gather", "all_reduce", "broadcast_tree", "distributed", "reduce_tree"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = public_module(__name__)

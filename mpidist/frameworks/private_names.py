@@ -1,4 +1,4 @@
-"""The private names of frameworks that adapters rely on: what breaks without each, and the test that looks after it.
+"""Undocumented names of frameworks that adapters rely on: what breaks without each, and the test that looks after it.
 
 An adapter's package calls `require` before it imports anything, so a release without one of the names says which.
 """
@@ -12,19 +12,22 @@ from typing import NamedTuple
 from mpidist.errors import MissingDependencyError
 
 _KERAS = "tests/frameworks/test_keras_canaries.py"
+_JAX = "tests/frameworks/test_jax_canaries.py"
 _TORCH = "tests/frameworks/test_torch_canaries.py"
 
 
 class PrivateName(NamedTuple):
-    """A private name.
+    """A private name, or a public one that is not documented.
 
-    The `name` begins with the framework's package; what an object has only when it is made comes behind ``()``.
-    `canary` is the test that fails where the name is gone, or means something else.
+    The `name` begins with the framework's package; what an object has only when it is made, and what a function takes,
+    comes behind ``()``.  `canary` is the test that fails where the name is gone, or means something else.
+    `is_in_all_builds`: else a build of the framework may lack it.
     """
 
     name: str
     use: str
     canary: str
+    is_in_all_builds: bool = True
 
     @property
     def package(self) -> str:
@@ -34,7 +37,7 @@ class PrivateName(NamedTuple):
     @property
     def is_importable(self) -> bool:
         """Whether it is there before an object is made."""
-        return "()" not in self.name
+        return self.is_in_all_builds and "()" not in self.name
 
 
 PRIVATE_NAMES = (
@@ -91,6 +94,11 @@ PRIVATE_NAMES = (
         f"{_KERAS}::test_how_a_model_was_compiled_and_validates",
     ),
     PrivateName(
+        "keras.Model.evaluate()._use_cached_eval_dataset",
+        "validating a model on servers",
+        f"{_KERAS}::test_how_a_model_was_compiled_and_validates",
+    ),
+    PrivateName(
         "keras.Model()._compile_config",
         "compiling a model on workers as on the chief",
         f"{_KERAS}::test_how_a_model_was_compiled_and_validates",
@@ -132,6 +140,11 @@ PRIVATE_NAMES = (
     ),
     PrivateName(
         "keras.optimizers.Optimizer()._exclude_from_weight_decay",
+        "refusing weight decay of some variables on servers",
+        f"{_KERAS}::test_what_is_excluded_from_weight_decay",
+    ),
+    PrivateName(
+        "keras.optimizers.Optimizer()._exclude_from_weight_decay_pattern",
         "refusing weight decay of some variables on servers",
         f"{_KERAS}::test_what_is_excluded_from_weight_decay",
     ),
@@ -178,10 +191,32 @@ PRIVATE_NAMES = (
         "finding parameters that nobody reduces",
         f"{_TORCH}::test_a_module_has_tables_of_its_parts",
     ),
+    PrivateName(
+        "torch.optim.Optimizer().found_inf",
+        "seeing that a GradScaler has looked for infinities",
+        f"{_TORCH}::test_a_scaler_tells_an_optimizer_of_infinities",
+    ),
+    PrivateName(
+        "torch.jit.ScriptModule().original_name",
+        "refusing layers of batch normalization that are compiled",
+        f"{_TORCH}::test_a_compiled_layer_has_the_name_of_its_class",
+    ),
+    PrivateName(
+        "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+        "knowing PyTorch's communication hooks",
+        f"{_TORCH}::test_where_communication_hooks_are",
+        is_in_all_builds=False,
+    ),
+    PrivateName("jax.Array().weak_type", "giving arrays back as they were", f"{_JAX}::test_arrays_have_weak_types"),
+    PrivateName(
+        "jax.Device.local_hardware_id",
+        "reducing arrays on the GPU where they are",
+        f"{_JAX}::test_a_device_has_a_number_in_its_machine",
+    ),
 )
 
 #: The versions of a framework that have all of its names, up to the last one that the tests have run with.
-VERSIONS = {"keras": "keras>=3.12,<3.16", "torch": "torch>=2.1,<2.14"}
+VERSIONS = {"jax": "jax>=0.10,<0.11", "keras": "keras>=3.12,<3.16", "torch": "torch>=2.1,<2.14"}
 
 
 def require(package: str) -> None:

@@ -83,3 +83,37 @@ def test_layers_of_batch_normalization_have_a_class_in_common():
     assert all(issubclass(kind, _BatchNorm) for kind in kinds)
     assert not issubclass(torch.nn.LayerNorm, _BatchNorm)
     assert isinstance(torch.nn.LazyBatchNorm1d(), _LazyNormBase) and not issubclass(torch.nn.BatchNorm1d, _LazyNormBase)
+
+
+def test_a_scaler_tells_an_optimizer_of_infinities():
+    """Else a step cannot tell that a scaler has looked for them among gradients that are not reduced."""
+    weight, found = torch.nn.Parameter(torch.ones(2)), []
+
+    class Noting(torch.optim.SGD):
+        _step_supports_amp_scaling = True
+
+        def step(self, closure=None):
+            found.append(self.found_inf.item())
+
+    optimizer, scaler = Noting([weight], lr=0.1), torch.amp.GradScaler("cpu")
+    for factor in (1.0, float("inf")):
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert found == [0.0, 1.0] and not hasattr(optimizer, "found_inf")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_a_compiled_layer_has_the_name_of_its_class():
+    """Else a compiled layer of batch normalization stays with the statistics of its rank."""
+    assert torch.jit.script(torch.nn.BatchNorm1d(3)).original_name == "BatchNorm1d"
+
+
+def test_where_communication_hooks_are():
+    """Else hooks of PyTorch are refused."""
+    hooks = pytest.importorskip("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
+    for name in ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook"):
+        hook = getattr(hooks, name)
+        assert hook.__module__ == "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+        assert hook.__name__ == name

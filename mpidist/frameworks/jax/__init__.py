@@ -1,8 +1,5 @@
-"""The adapter of JAX: trees of gradients, and collectives through which gradients flow."""
+"""JAX on MPI ranks, trees of gradients and collectives through which they flow; `mpidist.jax` has the public names."""
 
-from mpidist.frameworks.jax.broadcast import broadcast_tree
-from mpidist.frameworks.jax.gradients import all_gather, all_reduce
-from mpidist.frameworks.jax.optimizer import distributed
-from mpidist.frameworks.jax.reduction import TreeReduction, reduce_tree
+from mpidist.frameworks.private_names import require
 
-__all__ = ["TreeReduction", "all_gather", "all_reduce", "broadcast_tree", "distributed", "reduce_tree"]
+require("jax")

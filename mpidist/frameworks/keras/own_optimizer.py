@@ -42,7 +42,7 @@ def own_optimizer(given: keras.optimizers.Optimizer) -> Callable[[], Optimizer]:
     settings["learning_rate"] = _schedule_of(given) if is_scheduled(given) else float(given.learning_rate)
     lost = [f"{name}={value!r}" for name, value in config.items() if name not in accepted | _SILENT and value]
     # Private: what `exclude_from_weight_decay` was given
-    if any(vars(given).get(f"_exclude_from_weight_decay{each}") for each in ("", "_pattern")):
+    if any(map(vars(given).get, ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"))):
         lost.append("exclude_from_weight_decay")
     if lost:
         raise NotImplementedError(f"settings of {type(given).__name__} that mpidist does not have: {', '.join(lost)}")

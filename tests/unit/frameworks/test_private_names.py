@@ -63,16 +63,23 @@ def is_private_path(name):
 
 
 def private_attributes(tree, own=frozenset()):
-    """Yield attributes with a leading underscore of objects that are not the package's own, also as strings."""
+    """Yield attributes and arguments with a leading underscore that are not the package's own, also as strings.
+
+    An f-string that begins so is yielded as it is written, which is never in the list: names are written out.
+    """
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr) and (node.attr not in own or node.attr in LISTED):
             yield node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("getattr", "hasattr", "get"):
-            for each in node.args:
-                for part in ast.walk(each):
-                    text = part.value if isinstance(part, ast.Constant) else None
-                    if isinstance(text, str) and text.isidentifier() and is_private(text) and text not in own:
-                        yield text
+        elif isinstance(node, ast.keyword) and node.arg and is_private(node.arg) and node.arg not in own:
+            yield node.arg
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            text = node.value
+            is_own = text in own or text.startswith("_mpidist_")
+            if text.isidentifier() and is_private(text) and not is_own:
+                yield text
+        elif isinstance(node, ast.JoinedStr) and is_private(ast.unparse(node)[2:-1]):
+            yield ast.unparse(node)
 
 
 def below_comments(text):
@@ -110,14 +117,18 @@ def test_each_has_a_canary_that_uses_it(private):
 
 
 def test_private_uses_are_found():
+    """Attributes, arguments and strings; of this package none."""
     text = (
         "from keras.src.backend import a\nfrom keras.src import b\nimport jax._src.core\nfrom torch import nn\n"
         "def f(x):\n    # Private: why\n    return x._hidden, self._other, getattr(x, '_named'), x._own, x.__dict__\n"
+        "def g(x):\n    '_no name'\n    x(_argument=1, **{'_key': 1}), vars(x)['_item'], '_found' in vars(x)\n"
+        "    return x(_own=1), f'_put{x}', f'__{x}__', '_mpidist_replica', f'{x}_later'\n"
     )
     tree = ast.parse(text)
     found = {name for name in private_imports(tree) if is_private_path(name)}
     assert found == {"keras.src.backend.a", "keras.src.b", "jax._src.core"}
-    assert {*private_attributes(tree, {"_own"})} == {"_hidden", "_other", "_named"}
+    strings = {"_argument", "_key", "_item", "_found", "f'_put{x}'"}
+    assert {*private_attributes(tree, {"_own"})} == {"_hidden", "_other", "_named"} | strings
     assert [below.strip()[:14] for _, below in below_comments(text)] == ["return x._hidd"]
 
 
