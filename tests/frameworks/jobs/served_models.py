@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
+import subprocess
 import sys
 import warnings
 import zipfile
@@ -168,7 +170,35 @@ def alone(folder):
     again = keras.saving.load_model(folder / "model.keras", {"Peak": Peak})
     assert type(again) is keras.Sequential
     assert_alike(again, model)
+    found = loaded_without_mpidist(folder / "model.keras")
+    for ours, theirs in zip(found, [*model.variables, *model.optimizer.variables], strict=True):
+        numpy.testing.assert_array_equal(ours, keras.ops.convert_to_numpy(theirs))
     goes_on(strategy, model, again)
+
+
+#: Has the arguments of a file to load, and of one for what it has: variables, and the optimizer's.
+LOADING = f"""
+import sys
+
+sys.modules["mpidist"] = None
+import keras
+import numpy
+
+{inspect.getsource(Peak)}
+
+model = keras.saving.load_model(sys.argv[1], {{"Peak": Peak}})
+assert type(model) is keras.Sequential and type(model.optimizer).__module__.startswith("keras.")
+numpy.savez(sys.argv[2], *map(keras.ops.convert_to_numpy, [*model.variables, *model.optimizer.variables]))
+assert not [name for name in sys.modules if name.startswith("mpidist.")]
+"""
+
+
+def loaded_without_mpidist(path):
+    """Return what a process that has no mpidist finds in a file."""
+    found = path.with_suffix(".npz")
+    subprocess.run([sys.executable, "-c", LOADING, path, found], check=True, timeout=120)
+    with numpy.load(found) as content:
+        return [*content.values()]
 
 
 class Watching(keras.callbacks.Callback):
@@ -481,21 +511,50 @@ def workers(folder):
 
 
 class Dying(keras.layers.Layer):
-    """Ends the second worker in its first step."""
+    """Ends the second worker in its first step, or in one after `steps` others."""
+
+    steps = 0
 
     def call(self, inputs, training=False):
         if training and mpidist.parameter_server.coordinator.values.on_worker.index == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            if self.steps == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.steps -= 1
         return inputs
 
 
-def killed(folder):
-    """A worker that is killed does not end the training: another one computes its batches."""
+def output(y, outputs):
+    return keras.ops.mean(outputs)
+
+
+def counts_of_batches(steps):
+    """Return how often each of six batches counted in three epochs, where the second worker died after so many steps.
+
+    Batch b has ones in column b, and its loss is its mean output: by a rate of 1 its gradient takes 1 from weight b.
+    """
     strategy = mpidist.ParameterServerStrategy(num_ps=1)
     with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), Dying(), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", run_eagerly=True)
-    assert len(model.fit(X, Y, batch_size=8, epochs=3, verbose=0).epoch) == 3
+        last = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((6,)), Dying(), last])
+        model.layers[0].steps = steps
+        model.compile(keras.optimizers.SGD(1.0), output, run_eagerly=True)
+    x = numpy.repeat(numpy.eye(6, dtype="float32"), 8, axis=0)
+    history = model.fit(x, x[:, :1], batch_size=8, epochs=3, shuffle=False, verbose=0)
+    assert len(history.epoch) == 3
+    (weights,) = model.get_weights()
+    assert int(model.optimizer.iterations) == -weights.sum()
+    return -weights[:, 0]
+
+
+def killed(folder):
+    """Another worker computes the batch of one that is killed before it has pushed: each batch counts once an epoch."""
+    numpy.testing.assert_array_equal(counts_of_batches(0), [3] * 6)
+
+
+def killed_later(folder):
+    """Of the batches that a worker has pushed, those whose results the chief lacks count twice in that epoch."""
+    counts = counts_of_batches(3)
+    assert {*counts} <= {3.0, 4.0} and counts.sum() <= 18 + 3, counts
 
 
 def killed_together(folder):

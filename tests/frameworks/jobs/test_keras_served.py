@@ -54,7 +54,7 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
 
 
 @quick
-@pytest.mark.parametrize("name", ["killed", "killed_together"])
+@pytest.mark.parametrize("name", ["killed", "killed_later", "killed_together"])
 def test_a_worker_that_is_killed(name, tmp_path):
     launched = [sys.executable, "-m", "mpidist", "run", "--fault-tolerant", "-n", "4"]
     job = run_process([*launched, str(SCRIPT), name, str(tmp_path)], environment(), LIMIT_SECONDS)
