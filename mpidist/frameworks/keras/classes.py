@@ -1,9 +1,7 @@
 """Classes of distributed objects: each is derived from the object's own class, has its name, and puts methods over it.
 
-An object of the user's is distributed by giving it such a class.  Keras documents no other way to have a say in `fit`,
-`evaluate`, `predict` and `save` of a model that others hold: a wrapper would be another object than theirs, and what is
-put into an object itself is saved, copied and tracked with it.  The class has one base, the class that the object had,
-since Keras replaces bases of model classes and cannot do so where one of them has no base but `object`.
+An object of the user's is distributed by giving it such a class, whose only base is the class that it had, since others
+hold the object, and Keras documents no other way to have a say in its methods.
 """
 
 from __future__ import annotations

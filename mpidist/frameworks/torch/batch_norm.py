@@ -81,8 +81,7 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(cls, module: torch.nn.Module) -> torch.nn.Module:
         """Make every batch normalization of a module one of these, in place, and return the module.  Local.
 
-        The layers stay the objects that they are, with their parameters and hooks, wherever they stand: PyTorch's own
-        conversion makes new ones, and whoever holds an old one computes with the statistics of its rank.
+        The layers stay the objects that they are, with their parameters and hooks, wherever they stand.
 
         Raises
         ------

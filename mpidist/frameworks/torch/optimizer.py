@@ -201,10 +201,7 @@ class _Listing:
 
 
 def _changed(optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
-    """Return the optimizer itself, of a class that is made of its own and `DistributedOptimizer`.
-
-    Steps are seen by PyTorch's documented hooks.  The class is for the methods: schedulers and scalers keep the object.
-    """
+    """Return the optimizer itself, of a class that is made of its own and `DistributedOptimizer`, for the methods."""
     cls: Any = type(optimizer)
     made = type(cls.__name__, (DistributedOptimizer, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
     optimizer.__class__ = made
