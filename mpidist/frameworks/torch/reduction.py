@@ -537,7 +537,8 @@ class GradientOwner:
     def rows(self) -> float | None:
         """How many rows the next loss is the mean of: set before ``backward()``, it weights the mean over replicas.
 
-        Every rank sets it, or none does.
+        Every rank sets it, or none does.  Of several passes that are accumulated it is set before the first, and again
+        where it changes; the reduction is a RuntimeError on all ranks unless each has the same part of every pass.
 
         Raises
         ------
