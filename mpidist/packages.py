@@ -14,7 +14,7 @@ _OF_EXTRA = {
     "tensorboard": "tensorboardX",
     "autograd": "autograd",
     "jax": "jax",
-    "keras": "'keras>=3.12,<4'",
+    "keras": "'keras>=3.12,<3.16'",
     "bench": "matplotlib",
 }
 

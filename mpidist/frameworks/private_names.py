@@ -56,7 +56,26 @@ PRIVATE_NAMES = (
         "saving models of registered classes",
         f"{_KERAS}::test_registered_classes_are_found_by_their_names",
     ),
-    PrivateName("keras.src.backend.get_keras_mask", "refusing masks of outputs", f"{_KERAS}::test_masks_are_found"),
+    PrivateName(
+        "keras.src.backend.get_keras_mask",
+        "refusing masks of outputs and of losses",
+        f"{_KERAS}::test_masks_are_found",
+    ),
+    PrivateName(
+        "keras.Model()._compile_loss",
+        "refusing losses that are no means over rows",
+        f"{_KERAS}::test_the_losses_of_compile_are_found",
+    ),
+    PrivateName(
+        "keras.src.trainers.compile_utils.CompileLoss()._flat_losses",
+        "refusing losses that are no means over rows",
+        f"{_KERAS}::test_the_losses_of_compile_are_found",
+    ),
+    PrivateName(
+        "keras.metrics.MeanMetricWrapper()._fn",
+        "refusing metrics that are one number for all rows",
+        f"{_KERAS}::test_the_metrics_of_compile_are_found",
+    ),
     PrivateName(
         "keras.src.backend.compute_output_spec",
         "building a model without values",

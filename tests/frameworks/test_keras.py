@@ -142,6 +142,37 @@ def test_several_inputs_and_outputs():
         numpy.testing.assert_allclose(found[1][name], value, **BOUNDS)
 
 
+def test_losses_that_are_sums_with_weights_for_some_outputs():
+    def make():
+        inputs = keras.Input((3,))
+        return keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(inputs) for name in "ab"})
+
+    def train(model):
+        weights = {"a": WEIGHTS, "b": None}
+        return model.fit(X, {"a": Y, "b": Y}, sample_weight=weights, batch_size=20, shuffle=False, verbose=0)
+
+    losses = {name: keras.losses.MeanSquaredError(reduction="sum") for name in "ab"}
+    compile_fn = compiled(losses, metrics=(), optimizer=lambda: keras.optimizers.SGD(0.002))
+    (one, expected), (many, found) = pair(make, compile_fn)(train)
+    assert_histories(expected, found)
+    assert_same(one, many)
+
+
+def test_a_model_of_which_all_weights_are_frozen():
+    def make():
+        model = sequential()
+        model.trainable = False
+        return model
+
+    def train(model):
+        model.stop_training = False
+        return model.fit(X, Y, batch_size=20, epochs=2, shuffle=False, verbose=0)
+
+    (one, expected), (many, found) = pair(make, compiled())(train)
+    assert_histories(expected, found)
+    assert_same(one, many)
+
+
 @pytest.mark.parametrize("sample_weight", [None, WEIGHTS])
 def test_a_loss_that_is_a_sum(sample_weight):
     compile_fn = compiled(keras.losses.MeanSquaredError(reduction="sum"), optimizer=lambda: keras.optimizers.SGD(0.002))

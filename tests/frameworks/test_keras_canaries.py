@@ -88,6 +88,32 @@ def test_masks_are_found():
         import jax
 
         assert jax.jit(mask)(tokens).tolist() == [[0, 1]]
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
+    mask = get_keras_mask(loss.call(keras.ops.array([-1, 1]), keras.ops.full((2, 2), 0.5)))
+    assert keras.ops.convert_to_numpy(mask).tolist() == [False, True]
+
+
+def test_the_losses_of_compile_are_found():
+    """Else a loss that is no mean over rows is wrong without a word; their `call` may be put over."""
+    model = stock(sequential, compiled(["mse"]))
+    model.fit(X, Y, verbose=0)
+    (found,) = model._compile_loss._flat_losses
+    assert found.loss.fn is keras.losses.mean_squared_error
+    vars(found.loss)["call"] = lambda y, outputs: keras.ops.full_like(outputs, 17.0)
+    assert model._compile_loss(Y, X[:, :1]) == 17.0
+
+
+def test_the_metrics_of_compile_are_found():
+    """Else a metric that is one number for all rows is wrong without a word; its function may be put over."""
+    model = stock(sequential, compiled(metrics=["mae"]))
+    model.fit(X, Y, verbose=0)
+    _, listed = model.metrics
+    (metric,) = listed.metrics
+    assert isinstance(metric, keras.metrics.MeanMetricWrapper) and metric._fn is keras.losses.mean_absolute_error
+    vars(metric)["_fn"] = lambda y, outputs: keras.ops.full_like(outputs, 17.0)
+    metric.reset_state()
+    metric.update_state(Y, X[:, :1])
+    assert metric.result() == 17.0
 
 
 def test_layers_of_layers_are_found():

@@ -240,6 +240,56 @@ def test_a_mask_of_the_outputs_is_refused(directory):
         found.train(input_fn)
 
 
+class Greatest(keras.metrics.Metric):
+    def __init__(self, aggregation="sum", **settings):
+        super().__init__(**settings)
+        self.aggregation = aggregation
+        self.most = self.add_variable((), "zeros", aggregation=aggregation)
+
+    def get_config(self):
+        return {**super().get_config(), "aggregation": self.aggregation}
+
+    def update_state(self, y, outputs, sample_weight=None):
+        self.most.assign(keras.ops.maximum(self.most, keras.ops.max(y)))
+
+    def result(self):
+        return self.most + 0.0
+
+
+def scalar(y, outputs):
+    return keras.ops.mean((y - outputs) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (keras.losses.SparseCategoricalCrossentropy(ignore_class=0), "has a mask, as with ignore_class"),
+        (keras.losses.Dice(), "returned one number for all rows"),
+        (scalar, "returned one number for all rows"),
+    ],
+)
+def test_losses_that_are_no_means_over_rows(directory, loss, message):
+    found = estimator.model_to_estimator(compiled(classifier, loss=loss, metrics=()), directory, config_of())
+    labels = CLASSES if "mask" in message else numpy.abs(X)
+    with pytest.raises(NotImplementedError, match=message):
+        found.train(input_fn_of(labels))
+
+
+def test_metrics_that_are_no_sums_over_rows(directory):
+    keras.saving.register_keras_serializable("tests")(Greatest)
+    keras.saving.register_keras_serializable("tests")(scalar)
+    for metric, error, message in [
+        (Greatest(), NotImplementedError, "does more than add to its variable"),
+        (scalar, ValueError, "returned values of shape"),
+    ]:
+        found = estimator.model_to_estimator(compiled(metrics=[metric]), directory, config_of())
+        with pytest.raises(error, match=message):
+            found.evaluate(input_fn_of())
+    mean = compiled(metrics=[Greatest(aggregation="mean")])
+    with pytest.raises(NotImplementedError, match="variables with an aggregation"):
+        estimator.model_to_estimator(mean, directory, config_of()).evaluate(input_fn_of())
+
+
 def test_several_outputs_with_one_loss_are_not_trained(directory):
     found = estimator.model_to_estimator(compiled(several_outputs, metrics=()), directory, config_of())
     with pytest.raises(NotImplementedError, match="models with one output"):

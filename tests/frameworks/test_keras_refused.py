@@ -23,11 +23,14 @@ from tests.frameworks.keras_models import (
     X,
     Y,
     assert_alike,
+    assert_histories,
+    assert_same,
     classifier,
     compiled,
     crossentropy,
     distributed,
     functional,
+    pair,
     rank,
     ranks,
     sequential,
@@ -307,3 +310,195 @@ def test_a_step_of_pytorch_that_reduces_nothing():
 
     with pytest.raises(CollectiveMismatchError, match="weights of a Keras model at the end of an epoch"):
         distributed(make, compiled(metrics=[])).fit(X, Y, verbose=0)
+
+
+# -- losses and metrics of which the parts are not those of a whole batch ---------------------------------------------
+
+
+def flat():
+    """Of which the outputs have the axis of the rows alone."""
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1), keras.layers.Reshape(())])
+
+
+def scalar(y, outputs):
+    return keras.ops.mean(keras.ops.square(keras.ops.subtract(y, outputs)))
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate", "train_on_batch", "test_on_batch"])
+def test_losses_with_a_mask_of_their_own(call):
+    """Two rows with 1 and 3 valid places: one process divides by 4, replicas would divide by 1 and by 3."""
+
+    def places():
+        return keras.Sequential([keras.Input((3, 2)), keras.layers.Dense(3)])
+
+    labels = numpy.array([[0, -1, -1], [1, 2, 0]] * ranks())
+    model = distributed(places, compiled(crossentropy(ignore_class=-1), metrics=[]))
+    settings = {} if call.endswith("batch") else {"verbose": 0}
+    with pytest.raises(NotImplementedError, match="has a mask, as with ignore_class.*sample_weight with zeros"):
+        getattr(model, call)(numpy.ones((2 * ranks(), 3, 2), "f4"), labels, **settings)
+    circle = distributed(classifier, compiled(keras.losses.Circle(), metrics=[]))
+    with pytest.raises(NotImplementedError, match="'circle' has a mask"):
+        getattr(circle, call)(X, CLASSES, **settings)
+
+
+@pytest.mark.parametrize("loss", [
+    keras.losses.Dice,
+    keras.losses.Tversky,
+    keras.losses.CosineSimilarity,
+    lambda: scalar,
+    lambda: keras.losses.MeanSquaredError(reduction="sum"),
+])  # fmt: skip
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_losses_that_are_one_number_for_all_rows(loss, call):
+    model = distributed(flat, compiled(loss(), metrics=[]))
+    with pytest.raises(NotImplementedError, match="returned one number for all rows.*axis=-1"):
+        getattr(model, call)(X, Y[:, 0], verbose=0)
+
+
+def test_means_that_are_one_number_for_all_rows():
+    """Of outputs without another axis Keras' own losses are the mean of all rows, and weights make them none."""
+
+    def train(model):
+        return model.fit(X, Y[:, 0], batch_size=20, epochs=2, verbose=0, shuffle=False)
+
+    (one, expected), (many, found) = pair(flat, compiled("mse", metrics=[]))(train)
+    assert_same(one, many)
+    assert_histories(expected, found)
+    with pytest.raises(NotImplementedError, match="'mse' returned one number"):
+        many.fit(X, Y[:, 0], sample_weight=WEIGHTS, verbose=0)
+
+
+def test_dice_of_each_row():
+    def train(model):
+        return model.fit(X, numpy.abs(X), batch_size=20, epochs=2, verbose=0, shuffle=False)
+
+    (one, expected), (many, found) = pair(classifier, compiled(keras.losses.Dice(axis=-1), metrics=[]))(train)
+    assert_same(one, many)
+    assert_histories(expected, found)
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate", "train_on_batch"])
+@pytest.mark.parametrize("metric", [scalar, keras.losses.MeanSquaredError()])
+def test_metrics_that_are_one_number_for_all_rows(metric, call):
+    """Each part would count once: of parts with 3 and 1 rows, the one row like the three together."""
+    model = distributed(sequential, compiled(metrics=[metric]))
+    settings = {} if call.endswith("batch") else {"verbose": 0}
+    with pytest.raises(ValueError, match=r"returned values of shape \(\) for \d+ rows: return a value for each"):
+        getattr(model, call)(X, Y, **settings)
+
+
+class Own(keras.metrics.Metric):
+    """A metric with one variable, which begins with a number."""
+
+    def __init__(self, start=0.0, **settings):
+        super().__init__(name="own")
+        self._start = start
+        self.kept = self.add_variable((), "zeros", name="kept", **settings)
+
+    def reset_state(self):
+        self.kept.assign(self._start)
+
+    def result(self):
+        return self.kept + 0.0
+
+
+class Greatest(Own):
+    def update_state(self, y, outputs, sample_weight=None):
+        self.kept.assign(keras.ops.maximum(self.kept, keras.ops.max(y)))
+
+
+class Least(Own):
+    def update_state(self, y, outputs, sample_weight=None):
+        self.kept.assign(keras.ops.minimum(self.kept, keras.ops.min(y)))
+
+
+class Last(Own):
+    def update_state(self, y, outputs, sample_weight=None):
+        self.kept.assign(keras.ops.mean(y))
+
+
+class Moving(Own):
+    def update_state(self, y, outputs, sample_weight=None):
+        self.kept.assign(0.99 * self.kept + 0.01 * keras.ops.mean(y))
+
+
+class Total(Own):
+    """Adds up by `assign`, as metrics of Keras do."""
+
+    def update_state(self, y, outputs, sample_weight=None):
+        self.kept.assign(self.kept + keras.ops.sum(y))
+
+
+class Flag(Own):
+    def update_state(self, y, outputs, sample_weight=None):
+        self.kept.assign(True)
+
+    def result(self):
+        return keras.ops.cast(self.kept, "float32")
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate", "train_on_batch"])
+@pytest.mark.parametrize("kind", [Greatest, Least, Last, Moving, Flag])
+def test_metrics_that_are_no_sums(kind, call):
+    settings = {"dtype": "bool"} if kind is Flag else {}
+    model = distributed(sequential, compiled(metrics=[kind(**settings)]))
+    with pytest.raises(NotImplementedError, match="more than add to its variable 'own/kept'.*aggregation=\"mean\""):
+        getattr(model, call)(X, Y, **({} if call.endswith("batch") else {"verbose": 0}))
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_a_metric_that_begins_with_another_number_than_zero(call):
+    model = distributed(sequential, compiled(metrics=[Total(start=1.0)]))
+    with pytest.raises(NotImplementedError, match=f"'own/kept' begins with .* count {ranks()} times"):
+        getattr(model, call)(X, Y, verbose=0)
+
+
+def test_metrics_that_are_sums_or_say_what_they_are():
+    def train(model):
+        found = model.fit(X, Y, batch_size=20, verbose=0, shuffle=False).history["own"]
+        return [*found, *model.evaluate(X, Y, batch_size=20, verbose=0)[1:]]
+
+    (_, expected), (_, found) = pair(sequential, lambda model: model.compile("sgd", "mse", metrics=[Total()]))(train)
+    numpy.testing.assert_allclose(found, expected, rtol=1e-5)
+    numpy.testing.assert_allclose(found, Y.sum(), rtol=1e-5)
+
+    ones = numpy.full_like(Y, 3.0)
+    for rule in ("mean", "only_first_replica"):
+        model = distributed(sequential, compiled(metrics=[Greatest(aggregation=rule)]))
+        assert model.evaluate(X, ones, verbose=0)[1] == 3.0
+
+
+class Inside(keras.Model):
+    """Updates a metric where gradients are computed."""
+
+    def __init__(self, *args, kind, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.own = kind()
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.own.update_state(y_pred, y_pred)
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+def test_metrics_that_are_updated_where_gradients_are_computed():
+    def inside(kind):
+        inputs = keras.Input((3,))
+        return Inside(inputs, keras.layers.Dense(1)(inputs), kind=kind)
+
+    def train(model):
+        return model.fit(X, Y, batch_size=20, epochs=2, verbose=0, shuffle=False)
+
+    (one, expected), (many, found) = pair(lambda: inside(Total), compiled(metrics=[]))(train)
+    assert "own" in found.history
+    assert_histories(expected, found)
+    assert_same(one, many)
+    with pytest.raises(NotImplementedError, match="more than add to its variable 'own/kept'"):
+        train(distributed(lambda: inside(Least), compiled(metrics=[])))
+
+
+def test_a_sum_of_many_numbers_is_one_however_they_are_rounded():
+    def train(model):
+        return model.fit(X, 1e6 * Y, batch_size=2, verbose=0, shuffle=False).history["own"]
+
+    model = distributed(sequential, lambda model: model.compile("sgd", "mse", metrics=[Total()]))
+    numpy.testing.assert_allclose(train(model), 1e6 * Y.sum(dtype="f8"), rtol=1e-4)

@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from mpidist.packages import pip_install
+
 #: Backend -> the module that has its seam.
 _SEAMS = {"jax": "mpidist.frameworks.keras.jax_steps", "torch": "mpidist.frameworks.keras.torch_steps"}
 
@@ -30,7 +32,7 @@ def require_backend() -> None:
         oldest = ".".join(map(str, _OLDEST))
         raise NotImplementedError(
             f"models of Keras {keras.__version__} are not distributed: Keras {oldest} is the oldest version that is "
-            f"tested; pip install 'keras>={oldest},<4'"
+            f"tested; {pip_install('keras')}"
         )
     backend = keras.backend.backend()
     if backend in _SEAMS:

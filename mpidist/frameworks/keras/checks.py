@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 
-# Private: the mask that layers hand on with their outputs
+# Private: the mask that layers hand on with their outputs, and some losses with theirs
 from keras.src.backend import get_keras_mask
 
 from mpidist.frameworks.keras import backends
+from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
 
 #: The reduction of losses that are given by name, or as functions.
 _MEAN = "sum_over_batch_size"
+
+#: What Keras computes as means over the last axis: of outputs of one axis, that of the rows.
+_MEANS = (
+    keras.losses.mean_squared_error,
+    keras.losses.mean_absolute_error,
+    keras.losses.mean_absolute_percentage_error,
+    keras.losses.mean_squared_logarithmic_error,
+    keras.losses.huber,
+    keras.losses.log_cosh,
+    keras.losses.hinge,
+    keras.losses.squared_hinge,
+    keras.losses.poisson,
+    keras.losses.binary_crossentropy,
+    keras.losses.binary_focal_crossentropy,
+)
 
 
 def require_gradients(model: keras.Model) -> None:
@@ -48,6 +65,44 @@ def require_no_mask(outputs: Any, who: str) -> None:
             "places that are not masked on this replica. Let the model return outputs without a mask, and pass "
             "sample_weight with zeros for masked places"
         )
+
+
+def compiled_losses(model: Any) -> list[Any]:
+    """Return the losses that a model was compiled with, once it is built; names and functions as objects.  Local."""
+    # Private: what compile was given, and the losses of all outputs
+    given = model._compile_loss
+    return [each.loss for each in getattr(given, "_flat_losses", None) or ()]
+
+
+def losses_of_rows(losses: Iterable[Any], is_weighted: bool, who: str) -> AbstractContextManager[None]:
+    """Refuse losses that are no means over rows by what they return, for the time of a ``with`` block.  Local.
+
+    NotImplementedError, when a loss is called: it has a mask, and would divide by the places that are not masked; or it
+    is one number for all rows, and none that Keras computes as their mean without weights.
+    """
+    return put_over((each, "call", _calling(each, is_weighted, who)) for each in losses)
+
+
+def _calling(loss: Any, is_weighted: bool, who: str) -> Callable[[Any, Any], Any]:
+    is_mean = getattr(loss, "fn", None) in _MEANS and not is_weighted
+
+    def call(y_true: Any, y_pred: Any) -> Any:
+        values = type(loss).call(loss, y_true, y_pred)
+        if get_keras_mask(values) is not None:
+            raise NotImplementedError(
+                f"{who}: the loss {loss.name!r} has a mask, as with ignore_class, and would divide by the places that "
+                "are not masked on this replica. Use a loss without one, and pass sample_weight with zeros for masked "
+                "places"
+            )
+        if not (is_mean or keras.ops.shape(values)):
+            raise NotImplementedError(
+                f"{who}: the loss {loss.name!r} returned one number for all rows, of which a replica has a part. "
+                "Return a loss for each row, as keras.ops.mean(keras.ops.square(labels - outputs), axis=-1) is; with "
+                "Dice and Tversky name the axes within a row by axis"
+            )
+        return values
+
+    return call
 
 
 def require_compiled_optimizer(model: Any, optimizer: Any) -> None:
@@ -121,6 +176,5 @@ def loss_arguments(model: Any, replica: ModelReplica, arguments: dict[str, Any])
 
 def _times(factor: Any, weights: Any, like: Any) -> Any:
     """Return weights, of 1 where there are none, times a factor."""
-    if weights is None:
-        return keras.ops.ones((like.shape[0],), dtype=like.dtype) * factor
-    return keras.tree.map_structure(lambda each: None if each is None else each * factor, weights)
+    ones = keras.ops.ones((like.shape[0],), dtype=like.dtype)
+    return keras.tree.map_structure(lambda each: (ones if each is None else each) * factor, weights)

@@ -145,19 +145,20 @@ class _Forward:
         replica = self._replica
         replica.factor, replica.weight = factor, weight
         try:
-            with only_added_to(self._changed.variables), metrics.weighted_means(self._model, replica):
+            with only_added_to(self._changed.variables), metrics.counted(self._model, replica) as odd:
                 found, after = self._whole(state, data)
         finally:
             replica.factor, replica.weight = None, 1.0
         others = after[1] if self._name == "test_step" else after
-        return found, after, self._changed.given(state[1], others, weight)
+        return found, after, self._changed.given(state[1], others, weight), odd
 
     def __call__(self, state: Any, data: Any, share: BatchShare | None) -> Any:
         """Return what the model's own step returns.  Collective if it changes variables of layers and has a share."""
         if share is None:  # `predict_on_batch`, where every rank has all rows
             return self._own(state, data)
         with self._replica.step(share):
-            found, after, arrays = self._step(state, data, share.weight, share.rows / share.given_rows)
+            found, after, arrays, odd = self._step(state, data, share.weight, share.rows / share.given_rows)
+            metrics.require_sums(odd)
             totals = self._replica.reduce(ReduceOp.SUM, [numpy.asarray(each) for each in arrays]) if arrays else []
         if self._name == "test_step":
             return found, (after[0], self._changed.settle(state[1], after[1], totals), after[2])
@@ -177,12 +178,12 @@ class _Halves:
         self.changed = _Changed(model, replica)
 
     def _first(self, state: Any, data: Any, weight: Any, factor: Any) -> Any:
-        """Return logs, weighted gradients, variables that are not trained, those of metrics, and what is changed."""
+        """Return logs, weighted gradients, variables that are not trained, those of metrics, changes, odd metrics."""
         replica = self._replica
         replica.factor, replica.weight = factor, weight
         replica.weighted.clear()
         try:
-            with only_added_to(self.changed.variables), metrics.weighted_means(self._model, replica):
+            with only_added_to(self.changed.variables), metrics.counted(self._model, replica) as odd:
                 logs, after, self._optimizer, collected = _noted(self._model, replica, state, data)
         finally:
             replica.factor = None
@@ -190,7 +191,7 @@ class _Halves:
         self.is_present = [gradient is not None for gradient in collected]
         part = weight if id(self._optimizer) not in replica.weighted else jnp.where(weight == 0, 0.0, 1.0)
         gradients = [_weighted(each, part) for each in collected if each is not None]
-        return logs, gradients, after[1], after[3], self.changed.given(state[1], after[1], weight)
+        return logs, gradients, after[1], after[3], self.changed.given(state[1], after[1], weight), odd
 
     def _second(self, trainable: Any, optimizer_variables: Any, gradients: Any) -> Any:
         """Return the updated variables, and those of the optimizer."""
@@ -230,16 +231,18 @@ def _noted(model: Any, replica: ModelReplica, state: Any, data: Any) -> tuple[An
 class _GradientStep:
     """A training step that updates no weights, compiled unless the model is run eagerly."""
 
-    def __init__(self, model: Any, replica: ModelReplica) -> None:
+    def __init__(self, model: Any, replica: Any) -> None:
         self._model, self._replica = model, replica
         is_compiled = model.jit_compile and not model.run_eagerly
         self._step: Callable[..., Any] = jax.jit(self._traced) if is_compiled else self._traced
 
     def _traced(self, state: Any, data: Any) -> Any:
-        with only_added_to(layer_variables(self._model) if self._replica.share else ()):
+        is_part = self._replica.share is not None
+        variables = layer_variables(self._model) if is_part else ()
+        with only_added_to(variables), metrics.only_added_up(self._model, self._replica.workers, is_part) as odd:
             logs, after, optimizer, gradients = _noted(self._model, self._replica, state, data)
         checks.require_compiled_optimizer(self._model, optimizer)
-        return logs, gradients, after[1], after[3]
+        return logs, gradients, odd, after[1], after[3]
 
     def __call__(self, data: Any) -> tuple[dict[str, Any], list[Any]]:
         """Return logs and gradients; layers and metrics keep what the step makes of them."""
@@ -247,13 +250,14 @@ class _GradientStep:
         others, metrics_variables = model.non_trainable_variables, model.metrics_variables
         groups = model.trainable_variables, others, model.optimizer.variables, metrics_variables
         state = tuple([each.value for each in group] for group in groups)
-        logs, gradients, *after = self._step(state, data)
+        logs, gradients, odd, *after = self._step(state, data)
+        metrics.require_sums(odd)
         for variable, value in zip((*others, *metrics_variables), (*after[0], *after[1]), strict=True):
             variable.assign(value)
         return logs, [None if each is None else numpy.asarray(each) for each in gradients]
 
 
-def gradients_of_step(model: Any, replica: ModelReplica, data: Any) -> tuple[dict[str, Any], list[Any]]:
+def gradients_of_step(model: Any, replica: Any, data: Any) -> tuple[dict[str, Any], list[Any]]:
     """Return logs and gradients of a model's own step, by trainable variable; None where there is none.  Local."""
     if replica.steps is None:
         _require_host()
@@ -337,11 +341,13 @@ def _train_step(self: Any, state: Any, data: Any) -> Any:
     trainable, before, optimizer_variables, metrics_variables = state
     halves = replica.steps
     with replica.step(share):
-        logs, gradients, others, new_metrics, changed = halves.first(
+        logs, gradients, others, new_metrics, changed, odd = halves.first(
             state, data, share.weight, share.rows / share.given_rows
         )
+        metrics.require_sums(odd)
         arrays = [numpy.asarray(each) for each in (*gradients, *changed)]
-        votes, places = numpy.array([replica.is_vote], arrays[0].dtype), replica.places(halves.is_present)
+        dtype = arrays[0].dtype if arrays else "float32"  # of none, where all weights are frozen
+        votes, places = numpy.array([replica.is_vote], dtype), replica.places(halves.is_present)
         totals = replica.reduce(ReduceOp.SUM, [*arrays, votes, *places])
         results, votes = totals[: len(arrays)], totals[len(arrays)]
         replica.require_same_places(totals[len(arrays) + 1 :], replica.count)

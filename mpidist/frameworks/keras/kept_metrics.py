@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import numpy
 
+from mpidist.frameworks.keras import metrics
+from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.training.metrics import Metric
 from mpidist.training.metrics.base import Sums
 
@@ -26,12 +28,18 @@ class KeptMetric(Metric):
             raise NotImplementedError(
                 f"metric {name!r} begins with other numbers than zeros, and so is no sum over rows"
             )
+        if any(metrics.rule_of(each) != "sum" for each in metric.variables):
+            raise NotImplementedError(f"metric {name!r} has variables with an aggregation, and so is no sum over rows")
         for place, zeros in enumerate(self._zeros):
             self.add_sums(str(place), zeros.shape)
 
     def update_state(self, y_true: Any, y_pred: Any) -> None:
         """Take rows into account.  Local."""
-        found = self._metric.stateless_update_state(self._tensors(self._zeros), y_true, y_pred[self._output])
+        given, args = self._tensors(self._zeros), (y_true, y_pred[self._output])
+        if not metrics.is_of_keras(type(self._metric).update_state):
+            metrics.require_sums(metrics.no_sums(self._metric, given, args, {}))
+        with put_over(metrics.functions_of_rows([self._metric])):
+            found = self._metric.stateless_update_state(given, *args)
         for place, value in enumerate(found):
             self.sums[str(place)] += keras.ops.convert_to_numpy(value)
 

@@ -7,12 +7,13 @@ unless Keras' own layers keep it, so a change of it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, NoReturn
 
 import keras
 
+from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.variables import is_seed
 
 _SUM, _FIRST, _MEAN, _UNKNOWN = "sum", "only_first_replica", "mean", "unknown"
@@ -110,22 +111,11 @@ def _rule_of(variable: Any, is_average: bool) -> str | None:
     return None if is_average else _UNKNOWN
 
 
-@contextmanager
-def only_added_to(variables: Sequence[LayerVariable]) -> Iterator[None]:
+def only_added_to(variables: Sequence[LayerVariable]) -> AbstractContextManager[None]:
     """Refuse that sums get values of which it is not known what they add, for the time of a ``with`` block.  Local."""
     sums = [each.variable for each in variables if each.rule == _SUM]
-    for variable in sums:
-        vars(variable).update(
-            assign=_refusing(variable),
-            assign_add=_adding(variable, "assign_add"),
-            assign_sub=_adding(variable, "assign_sub"),
-        )
-    try:
-        yield
-    finally:
-        for variable in sums:
-            for name in ("assign", "assign_add", "assign_sub"):
-                vars(variable).pop(name, None)
+    adding = [(each, name, _adding(each, name)) for each in sums for name in ("assign_add", "assign_sub")]
+    return put_over([*((each, "assign", _refusing(each)) for each in sums), *adding])
 
 
 def _adding(variable: Any, name: str) -> Callable[[Any], Any]:

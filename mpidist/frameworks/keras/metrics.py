@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy
 
+from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
+
+#: The metrics that take the mean of what a function returns.
+_FUNCTION = keras.metrics.MeanMetricWrapper
+
+#: By so much of its numbers a sum may differ that is computed in another order.
+_ROUNDING = {"float64": 2.0**-47, "float32": 2.0**-18, "float16": 2.0**-5, "bfloat16": 2.0**-3}
+
+_ADVICE = (
+    "Keep sums and counts, of which result() makes the metric, or say what becomes of the values of several ranks: "
+    'add_variable(..., aggregation="mean"), or "only_first_replica"'
+)
 
 
 def results(replica: ModelReplica, variables: Sequence[Any], values: Sequence[Any], compute: Any) -> Any:
@@ -43,7 +55,7 @@ def over_replicas(
     """
     if not values:
         return []
-    rules = [getattr(variable, "aggregation", "sum") for variable in variables]
+    rules = [rule_of(variable) for variable in variables]
     if not replica.is_chief:
         pairs = zip(rules, values, strict=True)
         values = [numpy.zeros_like(value) if rule == "only_first_replica" else value for rule, value in pairs]
@@ -53,6 +65,12 @@ def over_replicas(
     for rule, part, value in zip(rules, parts, values, strict=True):
         found.append((part / replica.count if rule == "mean" else part).reshape(value.shape).astype(value.dtype))
     return found
+
+
+def rule_of(variable: Any) -> str:
+    """Return "mean" or "only_first_replica" where a variable of a metric says so, and else "sum"."""
+    rule = str(getattr(variable, "aggregation", None))
+    return rule if rule in ("mean", "only_first_replica") else "sum"
 
 
 def agreed(replica: ModelReplica, logs: dict[str, Any], rows: int) -> dict[str, float]:
@@ -94,19 +112,29 @@ def is_close(value: Any, other: Any) -> bool:
 
 
 @contextmanager
-def weighted_means(model: keras.Model, replica: ModelReplica) -> Iterator[None]:
-    """Let numbers that a step gives to `Mean` metrics weigh as its rows, for the time of a ``with`` block.  Local.
+def counted(model: keras.Model, replica: ModelReplica) -> Iterator[dict[str, Any]]:
+    """Let metrics count a part of a batch as a part of it, for the time of a ``with`` block.  Local.
 
-    Such a number is a mean over the rows, as a loss is.  It counts once for a batch, so its parts count once together.
+    Numbers that a step gives to `Mean` metrics weigh as its rows: such a number is a mean over the rows, as a loss is,
+    and it counts once for a batch, so its parts count once together.  Yields and raises what `only_added_up` does.
     """
-    means = [each for each in model.metrics if type(each).update_state is keras.metrics.Mean.update_state]
-    for metric in means:
-        vars(metric)["update_state"] = _weighing(metric, replica)
-    try:
-        yield
-    finally:
-        for metric in means:
-            vars(metric).pop("update_state", None)
+    means = [each for each in _every(model) if type(each).update_state is keras.metrics.Mean.update_state]
+    weighing = [(each, "update_state", _weighing(each, replica)) for each in means]
+    with put_over(weighing), only_added_up(model, replica.count, True) as odd:
+        yield odd
+
+
+def _every(model: Any) -> list[Any]:
+    """Return the metrics of a model, in the place of what Keras keeps those of `compile` in."""
+    found: list[Any] = []
+    for each in model.metrics:
+        found += each.metrics if is_of_keras(type(each)) and hasattr(each, "metrics") else [each]
+    return found
+
+
+def is_of_keras(thing: Any) -> bool:
+    """Return whether a class or a function is one of Keras.  Local."""
+    return str(thing.__module__).partition(".")[0] == "keras"
 
 
 def _weighing(metric: Any, replica: ModelReplica) -> Callable[..., None]:
@@ -116,6 +144,116 @@ def _weighing(metric: Any, replica: ModelReplica) -> Callable[..., None]:
         type(metric).update_state(metric, values, sample_weight)
 
     return update_state
+
+
+def functions_of_rows(metrics: Iterable[Any]) -> list[tuple[Any, str, Any]]:
+    """Return what is put over the functions in metrics, so that they refuse to be one number for all rows.  Local."""
+    # Private: the function that a metric takes the mean of
+    return [(each, "_fn", _of_rows(each, each._fn)) for each in metrics if isinstance(each, _FUNCTION)]
+
+
+def _of_rows(metric: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def of_rows(y_true: Any, y_pred: Any, **kwargs: Any) -> Any:
+        values = fn(y_true, y_pred, **kwargs)
+        shape, rows = tuple(keras.ops.shape(values)), keras.tree.flatten(y_pred)[0].shape[0]
+        if not shape or shape[0] % rows:
+            raise ValueError(
+                f"metric {metric.name!r} returned values of shape {shape} for {rows} rows: return a value for each "
+                "row, as keras.ops.mean(keras.ops.abs(labels - outputs), axis=-1) is of outputs of two axes"
+            )
+        return values
+
+    return of_rows
+
+
+# -- metrics of the user's own ----------------------------------------------------------------------------------------
+
+
+def _own_sums(model: Any, count: int) -> list[tuple[Any, list[Any]]]:
+    """Return metrics that do not update as Keras' do, with those of their variables of which several are added up."""
+    own = [each for each in _every(model) if not is_of_keras(type(each).update_state)] if count > 1 else []
+    return [(each, [variable for variable in each.variables if rule_of(variable) == "sum"]) for each in own]
+
+
+def require_zeros(model: keras.Model, count: int) -> None:
+    """Raise NotImplementedError if a variable that is added up begins with another number than 0.  Local.
+
+    `count`: how many add up.
+    """
+    for _, variables in _own_sums(model, count):
+        for variable in variables:
+            if keras.ops.convert_to_numpy(variable).any():
+                raise NotImplementedError(
+                    f"the metric variable {variable.path!r} begins with other numbers than zeros, which would count "
+                    f"{count} times: the variables of metrics are added up. {_ADVICE}"
+                )
+
+
+@contextmanager
+def only_added_up(model: keras.Model, count: int, is_part: bool) -> Iterator[dict[str, Any]]:
+    """Find variables of metrics to which an update does not add, for the time of a ``with`` block.  Local.
+
+    Yields a mapping for `require_sums`, in which updates of the user's own metrics put, by path, whether it is one.
+
+    `count`: how many add up.  `is_part`: whether this is a part of a batch.  ValueError, when a metric is updated with
+    one: a function is one number for all rows.
+    """
+    odd: dict[str, Any] = {}
+    watching = [(each, "update_state", _watching(each, odd)) for each, _ in _own_sums(model, count)]
+    with put_over([*watching, *(functions_of_rows(_every(model)) if is_part else ())]):
+        yield odd
+
+
+def _watching(metric: Any, odd: dict[str, Any]) -> Callable[..., Any]:
+    def update_state(*args: Any, **kwargs: Any) -> Any:
+        watching = vars(metric).pop("update_state")
+        try:
+            for path, is_odd in no_sums(metric, [each.value for each in metric.variables], args, kwargs).items():
+                odd[path] = keras.ops.logical_or(odd.get(path, False), is_odd)
+            return metric.update_state(*args, **kwargs)
+        finally:
+            vars(metric)["update_state"] = watching
+
+    return update_state
+
+
+def no_sums(metric: Any, values: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return, by path, whether an update changes a variable by another number where it has another value.  Local.
+
+    What is added does not depend on the value; a maximum, a last value and a moving average do.
+    """
+    ops = keras.ops
+    numbers = [keras.backend.standardize_dtype(each.dtype) != "bool" for each in metric.variables]
+
+    def change(sign: int) -> list[tuple[Any, Any]]:
+        shifts = [sign * (1 + ops.abs(value)) if has else value for value, has in zip(values, numbers, strict=True)]
+        given = [value + shift if has else value for value, shift, has in zip(values, shifts, numbers, strict=True)]
+        after = metric.stateless_update_state(given, *args, **kwargs)
+        return list(zip(given, after, strict=True))
+
+    found = {}
+    for variable, has, *pairs in zip(metric.variables, numbers, change(0), change(-1), change(1), strict=True):
+        if rule_of(variable) != "sum":
+            continue
+        if not has:
+            found[variable.path] = ops.ones((), dtype="bool")
+            continue
+        rounding = _ROUNDING.get(keras.backend.standardize_dtype(variable.dtype), 0)
+        (first, *others), bound = [after - given for given, after in pairs], 0.0
+        for given, after in pairs:
+            bound = bound + rounding * (ops.abs(given) + ops.abs(after))
+        found[variable.path] = ops.any(ops.stack([ops.abs(each - first) > bound for each in others]))
+    return found
+
+
+def require_sums(odd: Mapping[str, Any]) -> None:
+    """Raise NotImplementedError if a variable is none to which an update adds.  Local."""
+    for path, is_odd in odd.items():
+        if keras.ops.convert_to_numpy(is_odd):
+            raise NotImplementedError(
+                f"update_state of a metric does more than add to its variable {path!r}, and the variables of metrics "
+                f"are added up: the sum of several maxima, or of last values, is none of all rows. {_ADVICE}"
+            )
 
 
 def number(value: Any) -> Any:

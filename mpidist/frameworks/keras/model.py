@@ -276,8 +276,10 @@ def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     replica = replica_of(self)
     if replica is None or replica.share is None:
         return stock(self).compute_loss(*args, **kwargs)
-    bound = checks.bound_loss(stock(self).compute_loss, args, kwargs)
-    return stock(self).compute_loss(**checks.loss_arguments(self, replica, bound))
+    given = checks.bound_loss(stock(self).compute_loss, args, kwargs)
+    given = checks.loss_arguments(self, replica, given)
+    with checks.losses_of_rows(checks.compiled_losses(self), given.get("sample_weight") is not None, replica.name):
+        return stock(self).compute_loss(**given)
 
 
 def _get_metrics_result(self: Any) -> Any:
@@ -289,6 +291,13 @@ def _get_metrics_result(self: Any) -> Any:
     if not values or replica.share is not None or not all(map(is_concrete, [keras.ops.zeros(()), *values])):
         return stock(self).get_metrics_result()
     return metrics.results(replica, variables, values, stock(self).get_metrics_result)
+
+
+def _reset_metrics(self: Any) -> None:
+    stock(self).reset_metrics()
+    replica = replica_of(self)
+    if replica is not None:
+        metrics.require_zeros(self, replica.count)
 
 
 def _is_stopped(self: Any) -> bool:
@@ -379,6 +388,7 @@ _ON_EVERY_BACKEND: dict[str, Any] = {
     "predict_on_batch": _predict_on_batch,
     "compute_loss": compute_loss,
     "get_metrics_result": _get_metrics_result,
+    "reset_metrics": _reset_metrics,
     "stop_training": property(_is_stopped, _vote),
     "load_weights": _load_weights,
     "set_weights": _set_weights,

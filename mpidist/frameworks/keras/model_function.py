@@ -115,7 +115,8 @@ class KerasModelFunction:
 
     def _loss_of(self, labels: Any, predictions: Any) -> Any:
         checks.require_no_mask(predictions, "model_to_estimator")
-        return self._loss(labels, predictions)
+        with checks.losses_of_rows([self._loss], False, "model_to_estimator"):
+            return self._loss(labels, predictions)
 
     def _prediction(self, trained: Any, others: Any, features: Any) -> Any:
         return self._called(trained, others, features, training=False)[0]
@@ -126,10 +127,10 @@ class _MeanOf(keras.losses.Loss):
 
     def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
         super().__init__()
-        self._fn = fn
+        self.fn = fn
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        return self._fn(_like(y_true, y_pred), _like(y_pred, y_true))
+        return self.fn(_like(y_true, y_pred), _like(y_pred, y_true))
 
 
 def _like(values: Any, other: Any) -> Any:

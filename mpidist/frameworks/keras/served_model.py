@@ -459,7 +459,7 @@ class _Totals:
         every = [result.metrics for result in self._said.values()]
         if len(every) == 1:
             return every[0]
-        rules = [getattr(variable, "aggregation", "sum") for variable in self._variables]
+        rules = [metrics.rule_of(variable) for variable in self._variables]
         return [_together(rule, values) for rule, values in zip(rules, zip(*every, strict=True), strict=True)]
 
 

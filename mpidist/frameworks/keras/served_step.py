@@ -137,6 +137,7 @@ class _Worker:
             replica.read_steps(model, optimizer)
         if epoch != self._epoch:
             model.reset_metrics()
+            metrics.require_zeros(model, replica.workers)
             self._epoch, self._batches_of_epoch = epoch, 0
         self._batches_of_epoch += 1
         logs, part = self._together(data) if replica.batches_per_step else (self._alone(data), None)

@@ -197,8 +197,9 @@ def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
         synchronize(replica, model)
     replica.factor = share.rows / share.given_rows
     kept = [] if share.own_rows else [(each, each.value.clone()) for each in model.metrics_variables]
-    with metrics.weighted_means(model, replica):
+    with metrics.counted(model, replica) as odd:
         logs = _settled(replica, share, lambda: stock_step(data))
+    metrics.require_sums(odd)
     for variable, value in kept:
         variable.assign(value)
     if not replica.is_for_one_batch:
@@ -207,7 +208,7 @@ def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
     return found if found.keys() == logs.keys() else metrics.agreed(replica, logs, share.own_rows)
 
 
-def gradients_of_step(model: Any, replica: ModelReplica, data: Any) -> tuple[dict[str, Any], list[Any]]:
+def gradients_of_step(model: Any, replica: Any, data: Any) -> tuple[dict[str, Any], list[Any]]:
     """Return logs and gradients of a model's own step, by trainable variable; None where there is none.  Local.
 
     NotImplementedError: the step applies no gradients, does so more than once, by another optimizer, or for other
@@ -219,11 +220,14 @@ def gradients_of_step(model: Any, replica: ModelReplica, data: Any) -> tuple[dic
     replica.steps.look()
     replica.collected = []
     try:
-        with only_added_to(replica.steps.variables if replica.share else ()):
+        is_part = replica.share is not None
+        variables = replica.steps.variables if is_part else ()
+        with only_added_to(variables), metrics.only_added_up(model, replica.workers, is_part) as odd:
             logs = stock(model).train_step(keras.tree.map_structure(_as_tensor, data))
         found = replica.collected
     finally:
         replica.collected = None
+    metrics.require_sums(odd)
     replica.steps.changed()  # raises where buffers were
     if len(found) != 1:
         raise NotImplementedError(

@@ -46,25 +46,43 @@ class Deferred(keras.Model):
         return self.last(keras.ops.tanh(inputs))
 
 
-def compiled(make, optimizer):
-    keras.utils.set_random_seed(5)
-    model = make()
-    model.compile(optimizer=optimizer, loss="mse", metrics=["mae", keras.metrics.RootMeanSquaredError(), Peak()])
-    return model
-
-
 class Peak(keras.metrics.Metric):
     """The greatest output of an epoch: not the sum of those of its batches."""
 
-    def __init__(self, name="peak", dtype=None):
+    def __init__(self, name="peak", dtype=None, aggregation="sum"):
         super().__init__(name=name, dtype=dtype)
-        self.most = self.add_weight(initializer="zeros")
+        self.most = self.add_variable((), "zeros", aggregation=aggregation, name="most")
 
     def update_state(self, y, outputs, sample_weight=None):
         self.most.assign(keras.ops.maximum(self.most, keras.ops.max(outputs)))
 
     def result(self):
         return self.most + 0.0
+
+
+def compiled(make, optimizer, own=(Peak,)):
+    keras.utils.set_random_seed(5)
+    model = make()
+    metrics = ["mae", keras.metrics.RootMeanSquaredError(), *(each() for each in own)]
+    model.compile(optimizer=optimizer, loss="mse", metrics=metrics)
+    return model
+
+
+class MeanPeak(Peak):
+    """The mean of the greatest outputs of several workers."""
+
+    def __init__(self, **settings):
+        super().__init__(aggregation="mean", **settings)
+
+
+class Begun(keras.metrics.Sum):
+    """Begins with 1."""
+
+    def reset_state(self):
+        self.total.assign(1.0)
+
+    def update_state(self, y, outputs, sample_weight=None):
+        super().update_state(y)
 
 
 class Renaming(Deferred):
@@ -414,9 +432,12 @@ def together(folder):
     """A step of three batches is one of a batch three times as large, whoever computes them; the last has fewer."""
     strategy = mpidist.ParameterServerStrategy(num_ps=1, consistency=BackupWorkers(3))
     with strategy.scope():
-        models = [compiled(make, optimizer()) for make, optimizer, _ in TOGETHER]
-        summed = plain()
+        models = [compiled(make, optimizer(), own=()) for make, optimizer, _ in TOGETHER]
+        peaks = compiled(plain, "sgd")
+        summed, scalar, number = plain(), plain(), plain()
+        number.compile("sgd", "mse", metrics=[cubes])
         summed.compile("sgd", keras.losses.MeanSquaredError("sum"))
+        scalar.compile("sgd", cubes)
         assigning = keras.Sequential([keras.Input((4,)), Assigning(), keras.layers.Dense(1)])
         assigning.compile("sgd", "mse")
         unsaid = keras.Sequential([keras.Input((4,)), Unsaid(), keras.layers.Dense(1)])
@@ -425,11 +446,13 @@ def together(folder):
     refused(lambda: summed.fit(datasets, steps_per_epoch=4), NotImplementedError, "no next ones")
     for model, (make, optimizer, options) in zip(models, TOGETHER, strict=True):
         history = fitted(model, options, 7)
-        expected = compiled(make, optimizer())
+        expected = compiled(make, optimizer(), own=())
         for name, values in fitted(expected, options, 21).items():
-            if not name.endswith("peak"):  # of batches that one process has not
-                numpy.testing.assert_allclose(history[name], values, err_msg=name, **BOUNDS)
+            numpy.testing.assert_allclose(history[name], values, err_msg=name, **BOUNDS)
         assert_alike(model, expected)
+    refused(lambda: peaks.fit(X, Y, verbose=0), NotImplementedError, "more than add to its variable 'peak/most'")
+    refused(lambda: scalar.fit(X, Y, verbose=0), NotImplementedError, "one number for all rows")
+    refused(lambda: number.fit(X, Y, verbose=0), ValueError, "return a value for each row")
     refused(lambda: assigning.fit(X, Y, verbose=0), NotImplementedError, "of which it is not known how much it adds")
     before = unsaid.get_weights()
     refused(lambda: unsaid.fit(X, Y, verbose=0), NotImplementedError, "its value over all replicas")
@@ -464,11 +487,12 @@ def workers(folder):
     """Workers that do not wait for each other: data sets of their own, callbacks, errors."""
     strategy = mpidist.ParameterServerStrategy(num_ps=1)
     with strategy.scope():
-        model = compiled(plain, keras.optimizers.SGD(0.05))
+        model = compiled(plain, keras.optimizers.SGD(0.05), own=(MeanPeak,))
+        peaks, begun = compiled(plain, "sgd"), compiled(plain, "sgd", own=(Begun,))
         wrong = keras.Sequential([keras.Input((4,)), Wrong(), keras.layers.Dense(1)])
         wrong.compile("sgd", "mse", run_eagerly=True)
         adamax = compiled(plain, keras.optimizers.Adamax())
-        odd, fitting = (compiled(make, "sgd") for make in (Odd, Fitting))
+        odd, fitting = (compiled(make, "sgd", own=()) for make in (Odd, Fitting))
         odd.other = keras.optimizers.Adam()
     refused(lambda: model.fit(datasets), ValueError, "steps_per_epoch")
     refused(lambda: adamax.fit(X, Y), NotImplementedError, "Adamax")
@@ -488,7 +512,7 @@ def workers(folder):
     ]
     assert history["val_loss"][-1] == history["val_loss"][-2] < history["val_loss"][0]
     assert history["learning_rate"][-1] == 0.0 and int(model.optimizer.iterations) == 60
-    kept = keras.saving.load_model(best, {"Peak": Peak})
+    kept = keras.saving.load_model(best, {"MeanPeak": MeanPeak})
     numpy.testing.assert_allclose(kept.predict(X, verbose=0), model.predict(X, verbose=0), **BOUNDS)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -500,6 +524,8 @@ def workers(folder):
         assert "of the user's" in str(error)
     else:
         raise AssertionError("an error of a layer was lost")
+    refused(lambda: peaks.fit(X, Y, verbose=0), NotImplementedError, "more than add to its variable 'peak/most'")
+    refused(lambda: begun.fit(X, Y, verbose=0), NotImplementedError, "would count 2 times")
     refused(lambda: odd.fit(X, Y, verbose=0), NotImplementedError, "not compiled with")
     with strategy.scope():
         late = compiled(plain, "sgd")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import sys
 import tokenize
 import types
@@ -14,6 +15,7 @@ import pytest
 import mpidist
 from mpidist.errors import MissingDependencyError
 from mpidist.frameworks import private_names
+from mpidist.packages import pip_install
 from tests.helpers.parsed import parsed
 
 PACKAGE = Path(mpidist.__file__).parent
@@ -163,3 +165,10 @@ def test_a_release_without_a_name_is_refused(monkeypatch):
 
 def test_every_framework_has_a_range_of_versions():
     assert private_names.VERSIONS.keys() == {each.package for each in private_names.PRIVATE_NAMES}
+
+
+def test_the_range_of_keras_is_the_same_everywhere():
+    wanted = private_names.VERSIONS["keras"]
+    assert pip_install("keras") == f"pip install '{wanted}'"
+    for file in ("docs/keras.md", "setup.cfg"):
+        assert set(re.findall(r"keras>=[\d.]+,<[\d.]+", (ROOT / file).read_text())) == {wanted}, file
