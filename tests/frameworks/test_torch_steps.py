@@ -210,16 +210,18 @@ def test_more_passes_than_were_announced_are_no_sum(way, announced, made):
     assert_alike(training.bare, expected)
 
 
+@pytest.mark.parametrize("is_held", [False, True], ids=["reduced before", "held before"])
 @pytest.mark.parametrize("way", MEANS)
-def test_a_pass_more_without_rows_on_any_rank_takes_nothing_away(way):
-    """What was reduced stays, though nothing is weighted by nothing."""
+def test_a_pass_more_without_rows_on_any_rank_takes_nothing_away(way, is_held):
+    """What was reduced stays, though nothing is weighted by nothing; and what was held, as its rows weigh."""
     training = Training(way, tanh_model())
     expected, optimizer = alone(training.bare)
     for batch in batches(2, 12):
         training.optimizer.zero_grad()
         for x, y in (part(batch, "uneven"), part((batch[0][:0], batch[1][:0]), "even")):
             training.holder.rows = len(x)
-            cross_entropy(training.model(x), y, reduction="sum").div(max(len(x), 1)).backward()
+            loss = cross_entropy(training.model(x), y, reduction="sum").div(max(len(x), 1))
+            held(training, loss) if is_held else loss.backward()
         training.optimizer.step()
         step_alone(expected, optimizer, batch)
     assert_alike(training.bare, expected)
@@ -304,21 +306,6 @@ def test_rows_that_only_some_passes_have(way, said):
 def held(training, loss):
     with training.holder.no_sync():
         loss.backward()
-
-
-@pytest.mark.parametrize("way", MEANS)
-def test_the_last_of_several_passes_has_no_rows_on_any_rank(way):
-    """It changes nothing, and the pass before it stays weighted by its rows."""
-    training = Training(way, tanh_model())
-    expected, optimizer = alone(training.bare)
-    for batch in batches(2, 12):
-        training.optimizer.zero_grad()
-        for x, y in (part(batch, "uneven"), part((batch[0][:0], batch[1][:0]), "even")):
-            training.holder.rows = len(x)
-            held(training, cross_entropy(training.model(x), y, reduction="sum").div(max(len(x), 1)))
-        training.optimizer.step()
-        step_alone(expected, optimizer, batch)
-    assert_alike(training.bare, expected)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -25,7 +25,7 @@ AUTOMATIC = ("shared_memory", "two_level", "native", "recursive_doubling", "hier
 AUTO, PINNED = "auto", "pinned"
 
 #: From this size in bytes on, moving every byte once counts more than the number of messages; and from this one on two
-#: ranks that exchange all they have, in many messages at a time, are quicker than a ring, which has one.
+#: ranks that exchange all they have, with several messages under way, are quicker than a ring.
 _LARGE_BYTES, _PAIR_BYTES = 1 << 16, 1 << 19
 
 #: A unit from this size in bytes on goes through memory in segments of `SEGMENT_BYTES`; a shorter one in shorter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
@@ -118,9 +118,10 @@ def counted(model: keras.Model, replica: ModelReplica) -> Iterator[dict[str, Any
     Numbers that a step gives to `Mean` metrics weigh as its rows: such a number is a mean over the rows, as a loss is,
     and it counts once for a batch, so its parts count once together.  Yields and raises what `only_added_up` does.
     """
-    means = [each for each in _every(model) if type(each).update_state is keras.metrics.Mean.update_state]
+    metrics = _every(model)
+    means = [each for each in metrics if type(each).update_state is keras.metrics.Mean.update_state]
     weighing = [(each, "update_state", _weighing(each, replica)) for each in means]
-    with put_over(weighing), only_added_up(model, replica.count, True) as odd:
+    with put_over(weighing), _added_up(metrics, replica.count, True) as odd:
         yield odd
 
 
@@ -169,9 +170,9 @@ def _of_rows(metric: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
 # -- metrics of the user's own ----------------------------------------------------------------------------------------
 
 
-def _own_sums(model: Any, count: int) -> list[tuple[Any, list[Any]]]:
+def _own_sums(metrics: Iterable[Any], count: int) -> list[tuple[Any, list[Any]]]:
     """Return metrics that do not update as Keras' do, with those of their variables of which several are added up."""
-    own = [each for each in _every(model) if not is_of_keras(type(each).update_state)] if count > 1 else []
+    own = [each for each in metrics if not is_of_keras(type(each).update_state)] if count > 1 else []
     return [(each, [variable for variable in each.variables if rule_of(variable) == "sum"]) for each in own]
 
 
@@ -180,7 +181,7 @@ def require_zeros(model: keras.Model, count: int) -> None:
 
     `count`: how many add up.
     """
-    for _, variables in _own_sums(model, count):
+    for _, variables in _own_sums(_every(model), count):
         for variable in variables:
             if keras.ops.convert_to_numpy(variable).any():
                 raise NotImplementedError(
@@ -189,8 +190,7 @@ def require_zeros(model: keras.Model, count: int) -> None:
                 )
 
 
-@contextmanager
-def only_added_up(model: keras.Model, count: int, is_part: bool) -> Iterator[dict[str, Any]]:
+def only_added_up(model: keras.Model, count: int, is_part: bool) -> AbstractContextManager[dict[str, Any]]:
     """Find variables of metrics to which an update does not add, for the time of a ``with`` block.  Local.
 
     Yields a mapping for `require_sums`, in which updates of the user's own metrics put, by path, whether it is one.
@@ -198,9 +198,14 @@ def only_added_up(model: keras.Model, count: int, is_part: bool) -> Iterator[dic
     `count`: how many add up.  `is_part`: whether this is a part of a batch.  ValueError, when a metric is updated with
     one: a function is one number for all rows.
     """
+    return _added_up(_every(model), count, is_part)
+
+
+@contextmanager
+def _added_up(metrics: list[Any], count: int, is_part: bool) -> Iterator[dict[str, Any]]:
     odd: dict[str, Any] = {}
-    watching = [(each, "update_state", _watching(each, odd)) for each, _ in _own_sums(model, count)]
-    with put_over([*watching, *(functions_of_rows(_every(model)) if is_part else ())]):
+    watching = [(each, "update_state", _watching(each, odd)) for each, _ in _own_sums(metrics, count)]
+    with put_over([*watching, *(functions_of_rows(metrics) if is_part else ())]):
         yield odd
 
 
