@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from mpidist.hints import missing_names
 
 _IMPORT = re.compile(r"^from (\S+) import (\w+) as (\w+)$", re.MULTILINE)
 _ALIAS = re.compile(r"^(\w+) = (\w+)$", re.MULTILINE)
+
+#: Held while a name is loaded: threads that import modules of one package in different orders see half of them.
+_LOADING = threading.RLock()
 
 
 def lazy_names(module: str, path: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -30,10 +34,11 @@ def lazy_names(module: str, path: str) -> tuple[Callable[[str], Any], Callable[[
         if name not in places:
             missing(name)
         source, attribute = places[name]
-        if source == module:  # a module of this package
-            value = importlib.import_module(f"{source}.{attribute}")
-        else:
-            value = getattr(__import__(source, fromlist=[attribute]), attribute)
+        with _LOADING:
+            if source == module:  # a module of this package
+                value = importlib.import_module(f"{source}.{attribute}")
+            else:
+                value = getattr(__import__(source, fromlist=[attribute]), attribute)
         setattr(sys.modules[module], name, value)
         return value
 

@@ -425,8 +425,8 @@ def _growth(step, warm_up, steps):
         tracemalloc.stop()
 
 
-#: What a call may take for lists, views and numbers; one buffer of the tests below has megabytes.
-FEW_BYTES = 1 << 15
+#: What a call may take for lists, views, numbers and messages under way; one buffer of the tests below has megabytes.
+FEW_BYTES = 1 << 17
 
 
 def test_no_buffer_is_made_after_the_first_steps_of_an_all_reduce(communicator, monkeypatch):

@@ -191,6 +191,35 @@ def test_an_unknown_name_is_an_attribute_error(where):
     assert not hasattr(module, "Zyx") and getattr(module, "__wrapped__", None) is None
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_may_load_names_in_any_order(seed):
+    code = f"""
+import random, sys, threading
+import mpidist
+
+def load(number):
+    names = list(mpidist.__all__)
+    random.Random({seed} * 8 + number).shuffle(names)
+    begin.wait()
+    try:
+        for name in names:
+            getattr(mpidist, name)
+    except Exception as error:
+        errors.append(repr(error))
+
+begin, errors = threading.Barrier(8), []
+sys.setswitchinterval(1e-5)
+threads = [threading.Thread(target=load, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+sys.exit("; ".join(errors) or None)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+
+
 def test_importing_mpidist_loads_no_array_mpi_or_file_library():
     code = "import mpidist, sys; print(sorted({'numpy', 'mpi4py', 'h5py', 'cupy'} & set(sys.modules)))"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

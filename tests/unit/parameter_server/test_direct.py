@@ -315,7 +315,7 @@ def test_a_server_that_cannot_lock_is_told_by_message(monkeypatch):
 
 def test_reads_are_answered_while_the_holder_of_the_lock_is_stopped():
     """The holder does nothing, as a process that a debugger has stopped."""
-    stopped, read = threading.Barrier(3), threading.Barrier(3)
+    registered, stopped, read = (threading.Barrier(3) for _ in range(3))
     table = (1, 0)
 
     def job(client):
@@ -323,6 +323,7 @@ def test_reads_are_answered_while_the_holder_of_the_lock_is_stopped():
             client.create(each, 0, numpy.zeros(each.shape) if client.is_chief else None)
         number = client.register_optimizer(SGD(1.0))
         other = client.register_optimizer(Adam(1.0))
+        registered.wait(20)  # a server takes the lock for this
         if client.number == 0:
             client.scatter(table, "scatter_add", [1], [5.0])
             for _ in range(3):
