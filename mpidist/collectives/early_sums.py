@@ -11,10 +11,7 @@ Each bucket has a channel of its own.  Those of one list are its *berth*, which 
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -43,16 +40,6 @@ _BUCKETS, _LEAST_BUCKET_BYTES = 12, 1 << 20
 #: are received into memory besides the bucket.
 _AHEAD = 127
 
-#: The copies and comparisons of early sums take as long as so many plain copies of the list; a sum that takes no longer
-#: is not worth beginning early, as on a quick network.
-_LEAST_COPIES = 6.0
-
-#: Of so many sums the quickest counts: the others are longer by waiting for ranks that are late.
-_SUMS_TIMED = 3
-
-#: How many bytes a plain copy is timed with.
-_COPIED_BYTES = 1 << 22
-
 #: Under which name the berths in use are kept with a communicator.
 _KEPT = "berths of early sums"
 
@@ -68,38 +55,6 @@ def early_plan(ranks: Communicator, signatures: Sequence[Signature], op: str, nu
     has_room = nbytes >= 2 * _LEAST_BUCKET_BYTES and 1 < len(plan.buckets) <= _MOST_BUCKETS
     travels = ranks.topology.node_count > 1 and ranks.transport.has_channels
     return plan if travels and is_free and has_room else None
-
-
-class SumTimes:
-    """How long the sums of a list take that are made at the end, and whether it is worth beginning them early."""
-
-    def __init__(self) -> None:
-        self._seconds: list[float] = []
-
-    @property
-    def are_known(self) -> bool:
-        """Whether as many were timed as are needed."""
-        return len(self._seconds) >= _SUMS_TIMED
-
-    def note(self, seconds: float) -> None:
-        """Take note of one.  Local."""
-        self._seconds.append(seconds)
-
-    def are_long(self, nbytes: int) -> bool:
-        """Return whether the sums of so many bytes take much longer than copies.  Local; ranks may differ."""
-        return self.are_known and min(self._seconds, default=math.inf) >= _LEAST_COPIES * nbytes * _seconds_per_byte()
-
-
-@cache
-def _seconds_per_byte() -> float:
-    """Return how long a plain copy takes, the quickest of a few.  Local."""
-    source, target = numpy.zeros((2, _COPIED_BYTES), numpy.uint8)
-    found = []
-    for _ in range(5):
-        begun = time.perf_counter()
-        target[...] = source
-        found.append(time.perf_counter() - begun)
-    return min(found) / _COPIED_BYTES
 
 
 class EarlySums(Bound):

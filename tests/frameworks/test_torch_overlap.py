@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 
 import numpy
 import pytest
@@ -16,6 +17,9 @@ import mpidist  # noqa: E402
 import mpidist.torch  # noqa: E402
 from mpidist.collectives import early_sums  # noqa: E402
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError  # noqa: E402
+from mpidist.frameworks.torch import overlap as overlapping  # noqa: E402
+from mpidist.frameworks.torch.gradients import GradientList  # noqa: E402
+from mpidist.frameworks.torch.overlap import Overlap  # noqa: E402
 from mpidist.frameworks.torch.tensors import is_dense  # noqa: E402
 from tests.frameworks.torch_models import (  # noqa: E402
     COLUMNS,
@@ -41,8 +45,7 @@ KINDS = ["module", "optimizer"]
 def two_nodes(monkeypatch):
     """A world in which the ranks of this machine are on two nodes; short models have several buckets in it."""
     monkeypatch.setattr(early_sums, "_LEAST_BUCKET_BYTES", 64)
-    monkeypatch.setattr(early_sums, "_SUMS_TIMED", 0)
-    monkeypatch.setattr(early_sums, "_LEAST_COPIES", 0.0)
+    monkeypatch.setattr(overlapping, "_STEPS_TIMED", 0)
     monkeypatch.setenv("MPIDIST_VIRTUAL_NODES", "2")
     with mpidist.new_world(MPI.COMM_WORLD):
         assert world().topology.node_count == min(2, world().size)
@@ -81,24 +84,55 @@ def test_ranks_equal_one_process_and_all_passes_but_the_first_overlap(kind):
     assert_alike(bare, expected)
 
 
-def test_three_sums_are_timed_and_the_fifth_step_overlaps(monkeypatch):
-    monkeypatch.setattr(early_sums, "_SUMS_TIMED", 3)
+def _slow(monkeypatch, where, name):
+    """Have a method take 20 ms more, on one rank."""
+    method = getattr(where, name)
+
+    def slow(*arguments):
+        time.sleep(0.02 if world().rank == world().size - 1 else 0.0)
+        return method(*arguments)
+
+    monkeypatch.setattr(where, name, slow)
+
+
+@pytest.mark.parametrize("slow", ["after", "early"])
+def test_steps_of_both_kinds_are_timed_and_the_quicker_kind_is_kept(monkeypatch, slow):
+    monkeypatch.setattr(overlapping, "_STEPS_TIMED", 3)
+    _slow(monkeypatch, GradientList, "reduce")
+    if slow == "early":
+        for name in ("_copy", "_put_in_place"):
+            _slow(monkeypatch, Overlap, name)
     bare = tanh_model()
-    expected = trained_alone(bare, momentum, batches(7, 12))
+    expected = trained_alone(bare, momentum, batches(14, 12))
     model, optimizer, owner = distributed(bare)
-    for number, batch in enumerate(batches(7, 12)):
+    for number, batch in enumerate(batches(14, 12)):
         train(model, optimizer, [batch])
-        assert owner.has_overlapped == (several() and number >= 4)
+        # one and three steps are timed, one agrees; then the same of the other kind
+        assert owner.has_overlapped == (several() and 5 <= number < (10 if slow == "early" else 14))
+    assert (model._reduction.overlap is None) == (not several() or slow == "early")
     assert_alike(bare, expected)
 
 
-def test_where_sums_are_quick_nothing_begins_early(monkeypatch):
-    monkeypatch.setattr(early_sums, "_SUMS_TIMED", 3)
-    monkeypatch.setattr(early_sums, "_LEAST_COPIES", 1e30)
+def test_where_sums_are_a_small_part_of_a_step_nothing_begins_early(monkeypatch):
+    monkeypatch.setattr(overlapping, "_STEPS_TIMED", 3)
     model, optimizer, owner = distributed(tanh_model())
-    for batch in batches(7, 12):
+    for batch in batches(8, 12):
+        time.sleep(0.1)
         train(model, optimizer, [batch])
         assert not owner.has_overlapped
+
+
+def test_only_steps_next_to_others_of_their_kind_are_timed(monkeypatch):
+    monkeypatch.setattr(overlapping, "_STEPS_TIMED", 2)
+    times = overlapping.StepTimes()
+    notes = [(False, 0, 1), (False, 4, 6), None, (False, 7, 8), (False, 9, 12), (True, 12, 12.5), (True, 18, 20)]
+    seen = []
+    for each in notes:
+        seen.append((times.may_gain(), times.gained()))
+        times.interrupt() if each is None else times.note(*each)
+    assert seen == [(False, 0)] * 5 + [(True, 0)] * 2
+    times.note(True, 22, 23)
+    assert times.gained() == pytest.approx(0.95 * 4 - 3)  # 5 and 4 seconds, 7.5 and 3
 
 
 def test_sums_of_losses_that_are_divided_by_the_global_batch():

@@ -5,6 +5,9 @@ gradient of a bucket has come, and the buckets before it have begun, its values 
 moves on with each gradient that comes.  Nothing waits, and no gradient is touched, before the pass is over.  Then one
 call tells whether the sums count on all replicas: one pass has given all, and nothing has changed a gradient since it
 was copied.  Only then are the sums put in place of the gradients.
+
+This takes copies and comparisons that sums after the pass do without.  So steps of both kinds are timed, and the quicker
+kind is kept.
 """
 
 from __future__ import annotations
@@ -32,26 +35,71 @@ _LONG_BYTES, _BLOCK_BYTES, _WEIGHT = 1 << 16, 1 << 12, numpy.uint64(0x9E3779B97F
 #: After so many reductions in a row that could not take what was begun, nothing is begun any more.
 _MOST_MISSED = 3
 
+#: So many steps of each kind are timed.  The quickest counts: between others, users may have done something else.
+_STEPS_TIMED = 3
+
+#: Sums begin in the pass where a step then takes at most so much of the time of one with sums after the pass.
+_MOST_OF_STEP = 0.95
+
+
+class StepTimes:
+    """How long the steps take whose sums are made after the pass, and those whose sums begin in it.
+
+    Ranks that make the same steps know the same at the same time, but for the seconds.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[bool, float] | None = None
+        self._sums: list[float] = []
+        self._steps: tuple[list[float], list[float]] = [], []
+
+    def note(self, is_early: bool, begun: float, ended: float) -> None:
+        """Take note when a reduction began and ended, and whether its sums had begun in the pass.  Local.
+
+        A step is from the end of one reduction to that of the next, if both are of one kind.
+        """
+        last, self._last = self._last, (is_early, ended)
+        steps = self._steps[is_early]
+        if last is not None and last[0] is is_early and len(steps) < _STEPS_TIMED:
+            steps.append(ended - last[1])
+            if not is_early:
+                self._sums.append(ended - begun)
+
+    def interrupt(self) -> None:
+        """Take note of a reduction of another kind.  Local."""
+        self._last = None
+
+    def may_gain(self) -> bool:
+        """Return whether sums after the pass take so long that to begin them in it may be a gain.  Local."""
+        after = self._steps[False]
+        is_known = len(after) >= _STEPS_TIMED
+        return is_known and min(self._sums, default=0.0) >= (1 - _MOST_OF_STEP) * min(after, default=0.0)
+
+    def gained(self) -> float:
+        """Return how many seconds a step gains by early sums, less what it must gain; 0 until that is known.  Local."""
+        after, early = self._steps
+        return _MOST_OF_STEP * min(after) - min(early) if len(early) >= _STEPS_TIMED and early else 0.0
+
 
 class Overlap:
     """The early sums of the gradients of one list.
 
     `plan` is of the signatures in reverse order; `number`, the list's, is the same on all replicas.  ``may_begin()``
-    returns whether the pass that is going on gives all that is reduced next.  `has_taken`: the last reduction has taken
-    what was begun.  `is_over`, the same on all replicas: this is not used any more.
+    returns whether the pass that is going on gives all that is reduced next.  `is_over`, the same on all replicas: this
+    is not used any more.
     """
 
     def __init__(
         self, replicas: Replicas, gradients: GradientList, plan: Plan, number: int, may_begin: WeakMethod[Any]
     ) -> None:
         self.gradients = gradients
-        self.has_taken = self.is_over = False
+        self.is_over = False
         self._may_begin = may_begin
         self._scale = 1.0 / replicas.size if plan.op == "mean" else None
         self._parameters = gradients.parameters[::-1]
         engine = replicas.engine()
         assert engine is not None  # the plan is from it
-        self._sums = engine.bind_early(plan, number, gradients.flags_signature, 1 + gradients.tell().size)
+        self._sums = engine.bind_early(plan, number, gradients.flags_signature, 2 + gradients.tell().size)
         self._members = [bucket.tensors for bucket in plan.buckets]
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
         self._bucket_of = {id(self._parameters[each]): n for n, found in enumerate(self._members) for each in found}
@@ -114,30 +162,31 @@ class Overlap:
 
     # -- at its end ---------------------------------------------------------------------------------------------------
 
-    def reduce(self, is_asked: bool, bound: GradientList, compared: StepComparison | None) -> bool:
+    def reduce(self, is_asked: bool, bound: GradientList, gained: float, compared: StepComparison | None) -> bool:
         """Take the early sums if they count on all replicas, and return whether they do.
 
         Collective: every rank calls it in the same order, before a reduction of any other kind.  `is_asked`: the last
-        pass was to give all that is reduced.  `bound` is that of the parameters that there are now, `compared` what is
-        compared with them.
+        pass was to give all that is reduced.  `bound` is that of the parameters that there are now, `gained` as of
+        `StepTimes`, `compared` what is compared with them.
         """
         counts = is_asked and bound is self.gradients and self._pass >= 0 and self._complete()
         self._missed = 0 if counts else self._missed + 1
         flags, gradients = self._sums.flags, self.gradients
         flags[0] = bound is not gradients or self._missed >= _MOST_MISSED
-        flags[1:] = gradients.tell() if counts else 0
+        flags[1] = gained
+        flags[2:] = gradients.tell() if counts else 0
         self._is_spoiled = True  # until the call has come to its end
         if compared is not None:
             compared.compare_groups(self._sums)
-        self.has_taken = self._sums(counts)
-        self.is_over = flags[0] != 0
-        if self.has_taken:
-            gradients.hear(flags[1:])
+        has_taken = self._sums(counts)
+        self.is_over = flags[0] != 0 or flags[1] < 0
+        if has_taken:
+            gradients.hear(flags[2:])
             self._put_in_place()
         self._reset()
         if self.is_over:
             self._sums.close()
-        return self.has_taken
+        return has_taken
 
     def _complete(self) -> bool:
         """Copy the buckets that lack gradients, and return whether those copied before are as they were."""
@@ -160,12 +209,13 @@ class Overlap:
                     self._put(self._parameters[each], values[start:stop])
 
     def _put(self, parameter: torch.Tensor, values: Any) -> None:
-        if self._scale is not None:
-            numpy.multiply(values, self._scale, out=values)
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter, memory_format=torch.contiguous_format)
         array = array_of(parameter.grad)
-        array[...] = values.reshape(array.shape)
+        if self._scale is None:
+            array[...] = values.reshape(array.shape)
+        else:
+            numpy.multiply(values.reshape(array.shape), self._scale, out=array)
 
 
 def _hook_of(overlap: Overlap) -> Callable[[torch.Tensor], None]:

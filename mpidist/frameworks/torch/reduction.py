@@ -25,7 +25,6 @@ from weakref import WeakMethod, WeakSet, ref
 import numpy
 import torch
 
-from mpidist.collectives.early_sums import SumTimes
 from mpidist.collectives.reductions.plan import Plan
 from mpidist.compression import Compression
 from mpidist.errors import CollectiveMismatchError, listed, quoted
@@ -37,7 +36,7 @@ from mpidist.frameworks.torch.gradients import NOTES, GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, Joining
 from mpidist.frameworks.torch.marks import MarkState, digest_of
 from mpidist.frameworks.torch.origins import GradientOrigins
-from mpidist.frameworks.torch.overlap import Overlap
+from mpidist.frameworks.torch.overlap import Overlap, StepTimes
 from mpidist.frameworks.torch.row_parts import RowParts
 from mpidist.frameworks.torch.tensors import Named, check_memory
 from mpidist.frameworks.torch.unowned_parameters import UnownedParameters
@@ -84,9 +83,9 @@ class GradientReduction:
 
     `parts` is told how many rows the loss of this replica is the mean of; then the next mean over replicas, of which
     all say it, is weighted by rows.  `is_held`: gradients are only accumulated for now.  `is_skipped`: steps take the
-    gradients as they are for now.  There is `joining` where replicas may run out of rows; `overlap` begins to reduce
-    gradients in the backward pass.  `comparison` is what else is compared with each reduction, where no replica runs
-    out of rows.
+    gradients as they are for now.  There is `joining` where replicas may run out of rows.  `overlap` begins to reduce
+    gradients in the backward pass, and `has_overlapped` tells that the last reduction was begun there.  `comparison` is
+    what else is compared with each reduction, where no replica runs out of rows.
     """
 
     def __init__(
@@ -126,9 +125,9 @@ class GradientReduction:
         self._crossed = crossing.count()
         self._number = replicas.next_number()
         self._may_overlap = overlaps
-        self._sum_times = SumTimes()
         self._planned: tuple[Any, Plan | None] = None, None
         self.overlap: Overlap | None = None
+        self.has_overlapped = False
         self._bind(trainable(named()))
 
     def _bind(self, named: Sequence[Named]) -> GradientList:
@@ -154,6 +153,7 @@ class GradientReduction:
             f"of {self.owner} {self._number}",
             self._staging,
         )
+        self._times = StepTimes()
         self._origins.bind(parameters)
         return self._list
 
@@ -318,21 +318,25 @@ class GradientReduction:
 
         Collective.
         """
-        overlap = self.overlap
+        is_all = is_at_end and op == self.op and scale is None and self.joining is None
+        begun, overlap = time.perf_counter(), self.overlap
+        self.has_overlapped = False
         if overlap is not None:
-            is_asked = is_at_end and op == self.op and scale is None and self.joining is None
-            if overlap.reduce(is_asked, bound, compared):
-                return frozenset()
-            compared = None  # with that call
+            self.has_overlapped = overlap.reduce(is_all, bound, self._times.gained(), compared)
             if overlap.is_over:
                 self.overlap = None
                 self._may_overlap &= overlap.gradients is not bound
+            if self.has_overlapped:
+                self._times.note(True, begun, time.perf_counter())
+                return frozenset()
+            compared = None  # with that call
         plan = self._plan(bound) if self.overlap is None else None
         bound.keeps_apart[0] = plan is None
-        begun = time.perf_counter()
         sparse = bound.reduce(op, scale, compared)
-        if not self._sum_times.are_known:
-            self._sum_times.note(time.perf_counter() - begun)
+        if is_all and overlap is None:
+            self._times.note(False, begun, time.perf_counter())
+        else:
+            self._times.interrupt()
         if plan is not None and not bound.keeps_apart[0]:
             self.overlap = Overlap(self.replicas, bound, plan, self._number, WeakMethod(self._gives_all))
         return sparse
@@ -341,13 +345,12 @@ class GradientReduction:
         """Return the buckets to be reduced in backward passes; None where that cannot be, or is no gain.  Local."""
         if not (self._may_overlap and bound.is_plain and self._passes == 1 and self.joining is None):
             return None
-        if not self._sum_times.are_known:
+        if not self._times.may_gain():
             return None
         if self._planned[0] is not bound:
             engine = self.replicas.engine()
             plan = None if engine is None else engine.early_plan(bound.signatures[::-1], self.op, self._number)
-            is_gain = plan is not None and self._sum_times.are_long(sum(each.nbytes for each in plan.buckets))
-            self._planned = bound, plan if is_gain else None
+            self._planned = bound, plan
         return self._planned[1]
 
     def _tell(self, notes: Any, given: _Given, is_own: bool, is_unowned: bool) -> None:
@@ -530,8 +533,7 @@ class GradientOwner:
     @property
     def has_overlapped(self) -> bool:
         """Whether the last reduction was begun in the backward pass, and not after it.  Local."""
-        overlap = self._reduction.overlap
-        return overlap is not None and overlap.has_taken
+        return self._reduction.has_overlapped
 
     @property
     def rows(self) -> float | None:

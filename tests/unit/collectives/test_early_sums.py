@@ -167,14 +167,3 @@ def test_where_nothing_is_begun_early(monkeypatch):
     assert run_ranks(2, plans) == [[False] * 3] * 2
     monkeypatch.setattr(early_sums, "_LEAST_BUCKET_BYTES", 1 << 20)
     assert run_ranks(2, plans, hosts=["a", "b"]) == [[False] * 3] * 2
-
-
-@pytest.mark.parametrize(
-    ("seconds", "is_long"), [([9.0, 0.2, 9.0], False), ([9.0, 9.0, 0.7], True), ([9.0, 9.0], False)]
-)
-def test_the_quickest_of_three_sums_tells_whether_it_is_worth_it(monkeypatch, seconds, is_long):
-    monkeypatch.setattr(early_sums, "_seconds_per_byte", lambda: 1e-6)
-    times = early_sums.SumTimes()
-    for each in seconds:
-        times.note(each)
-    assert (times.are_known, times.are_long(100_000)) == (len(seconds) == 3, is_long)
