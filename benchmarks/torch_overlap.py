@@ -131,7 +131,7 @@ def measured(contenders: list[TrainSteps], turns: int, ranks: Ranks) -> dict[str
     """Return by contender the median over turns of the seconds of a step on the slowest rank.  Collective."""
     seconds: dict[str, list[float]] = {each.name: [] for each in contenders}
     for each in contenders:
-        for _ in range(WARM_UPS if isinstance(each, OurModule) else 2):
+        for _ in range(WARM_UPS):
             each.step()
     for _ in range(turns):
         for each in contenders:
