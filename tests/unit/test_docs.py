@@ -421,7 +421,7 @@ def _overlaps():
             yield f"{mbit} Mbit/s, {name}", seconds, case["bytes"] * 8 / (mbit * 1e3)
 
 
-@pytest.mark.parametrize(("title", "seconds", "wire"), _overlaps())
+@pytest.mark.parametrize(("title", "seconds", "wire"), list(_overlaps()))
 def test_sums_during_the_backward_pass_take_what_was_measured(title, seconds, wire):
     names = ("nothing", "forward", "mpidist DDP", "no overlap", "DDP")
     times = [1e3 * median_of(seconds, who) for who in names]

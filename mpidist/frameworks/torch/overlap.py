@@ -6,8 +6,8 @@ moves on with each gradient that comes.  Nothing waits, and no gradient is touch
 call tells whether the sums count on all replicas: one pass has given all, and nothing has changed a gradient since it
 was copied.  Only then are the sums put in place of the gradients.
 
-This takes copies and comparisons that sums after the pass do without.  So steps of both kinds are timed, and the quicker
-kind is kept.
+This takes copies and comparisons that sums after the pass do without.  So steps of both kinds are timed, and the
+quicker kind is kept.
 """
 
 from __future__ import annotations
