@@ -218,10 +218,10 @@ class Client:
     # -- gradients ----------------------------------------------------------------------------------------------------
 
     @_asks
-    def push(self, optimizer: int, pairs: Sequence[tuple[Key, Any]], scale: float = 1.0) -> None:
+    def push(self, optimizer: int, pairs: Sequence[tuple[Key, Any]], scale: float = 1.0) -> PlannedList:
         """Have gradients applied as one step of an optimizer, by this process or by servers, which are not waited for.
 
-        Ends the snapshot.
+        Ends the snapshot.  Returns the plan of their list, for `push_planned`.
         """
         keys, gradients = tuple(map(_KEY, pairs)), list(map(_GRADIENT, pairs))
         kinds = set(map(type, gradients))
@@ -229,6 +229,7 @@ class Client:
             gradients = [each if isinstance(each, IndexedSlices) else arrays.to_array(each) for each in gradients]
         planned = self.plans.find(keys, gradients, IndexedSlices in kinds)
         self.push_planned(optimizer, planned, gradients, scale)
+        return planned
 
     def push_planned(self, optimizer: int, planned: PlannedList, gradients: Sequence[Any], scale: float = 1.0) -> None:
         """Do what `push` does, with arrays and slices for the list that `plans` has just found."""

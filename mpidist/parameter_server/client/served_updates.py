@@ -109,13 +109,13 @@ class ServedUpdates(Updates):
                 for part in variable.pushed(gradient)
             ]
         client = self._client
-        client.push(self._number, pairs, scale)
-        if isinstance(client, Client) and all(type(each) is numpy.ndarray for each in gradients):
-            if all(type(variable) is ServedVariable for variable in variables):
-                plan = client.plans.find(tuple([variable.key for variable in variables]), gradients)
-                self._known.appendleft(
-                    _Again(tuple(variables), variables[0].strategy, client, client.generation, ref(plan))
-                )
+        if not isinstance(client, Client):
+            client.push(self._number, pairs, scale)
+            return
+        generation = client.generation
+        plan = client.push(self._number, pairs, scale)
+        if set(map(type, gradients)) == _ARRAYS and all(type(each) is ServedVariable for each in variables):
+            self._known.appendleft(_Again(tuple(variables), variables[0].strategy, client, generation, ref(plan)))
 
     def step_again(self, stages: GradientStages, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""

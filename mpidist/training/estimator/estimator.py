@@ -422,14 +422,14 @@ def _all_hooks(given: list[SessionRunHook], built: BuiltModel) -> list[SessionRu
 def _require_steps(**given: int | None) -> None:
     if len([value for value in given.values() if value is not None]) > 1:
         raise ValueError("Can not provide both steps and max_steps.")
-    require_numbers(">", **given)
+    require_positive(**given)
 
 
-def require_numbers(sign: str, **given: float | None) -> None:
-    """Raise ValueError for a number that is not ``>`` or ``>=`` 0; None is no number.  Local."""
-    for name, value in given.items():
-        if value is not None and not (value > 0 or (value == 0 and sign == ">=")):
-            raise ValueError(f"Must specify {name} {sign} 0, given: {value}")
+def require_positive(or_zero: bool = False, **numbers: float | None) -> None:
+    """Raise ValueError for a number that is not above 0, or, with `or_zero`, is below it; None is no number.  Local."""
+    for name, value in numbers.items():
+        if value is not None and not (value > 0 or (or_zero and value == 0)):
+            raise ValueError(f"Must specify {name} {'>=' if or_zero else '>'} 0, given: {value}")
 
 
 def variables_in(path: str | None, directory: Path) -> dict[str, Any]:
