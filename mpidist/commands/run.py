@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from mpidist.cluster.allocation import Allocation, given_allocation, het_group_option
@@ -41,14 +40,11 @@ from mpidist.commands.launch.site_options import fill_in, flags, site_options, u
 from mpidist.commands.launch.supervisor import Ended, supervise
 from mpidist.commands.parser import Parser
 from mpidist.commands.quantities import count, duration
-from mpidist.commands.site_page import show, sources
+from mpidist.commands.site_page import add_site_options, given_defaults, sources
 from mpidist.errors import ClusterResolutionError, LaunchError
-from mpidist.jobs.site import NAME, Default, read_site, site_files
+from mpidist.jobs.site import Default
 from mpidist.options import settings
 from mpidist.runtime.short_traceback import shorten
-
-#: The table of a site file with this command's defaults.
-TABLE = "run"
 
 #: What options are where neither the command line nor a site file has them.
 _BUILT_IN: dict[str, Any] = {
@@ -103,8 +99,7 @@ def parser() -> Parser:
     add("--launcher-args", metavar="'...'", help="for mpirun, as one word: --launcher-args='--mca btl ^tcp'")
     add("--dry-run", action="store_true", default=False, help="print the command line instead of running it")
     add("--quiet", action="store_true", help="do not say what was added to the command line, and why")
-    add("--site", default=None, metavar="FILE", help=f"defaults from this file only, not from {NAME}; /dev/null: none")
-    add("--show-site", action="store_true", default=False, help="print the defaults, and where they come from")
+    add_site_options(found)
     add("-m", dest="module", default=None, nargs=argparse.REMAINDER, help="run a module, as python -m does")
     add("program", nargs=argparse.REMAINDER, help="a .py file or any program, and its arguments")
     return found
@@ -129,9 +124,8 @@ def main(argv: Sequence[str]) -> int:
     given = _parse(argv)
     options = site_options(parser())
     try:
-        defaults = read_site(site_files(os.environ, Path.cwd(), given.site), TABLE, options, flags(options))
-        if given.show_site:
-            print(show(defaults, TABLE))
+        defaults = given_defaults(given, "run", options, flags(options))
+        if defaults is None:
             return 0
         defaults = used_defaults(given, options, defaults)
         fill_in(given, options, defaults)

@@ -352,7 +352,7 @@ class _InputStream:
     """The way of standard input to rank 0, as mpirun has it: through a named pipe, which is made at `path`.
 
     A thread passes it on, which waits for rank 0 to take it.  Rank 0 finds its end where it is at its end here, or
-    where there is none.  A rank 0 on another machine cannot reach the pipe: there the launcher has it, and passes it on.
+    where there is none.  A rank 0 on another machine cannot reach the pipe: the launcher has it then, and passes it on.
     """
 
     def __init__(self, path: str) -> None:

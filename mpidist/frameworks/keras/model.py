@@ -31,7 +31,7 @@ from mpidist.training.predictions import input_order
 
 def distribute_model(model: keras.Model, replica: ModelReplica) -> None:
     """Let a model train over all replicas; also one whose constructor has not run yet.  Local."""
-    distribute(model, _methods(), replica)
+    distribute(model, _METHODS, replica)
     for name in ("train_function", "test_function", "predict_function"):
         if name in vars(model):  # made of the steps of one rank
             setattr(model, name, None)
@@ -367,6 +367,18 @@ def _replaced(path: Path, overwrite: bool) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def _of_backend(name: str) -> Callable[..., Any]:
+    """Return a method that calls what the seam of the backend has under its name."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replica = replica_of(self)
+        if replica is None:
+            return getattr(stock(self), name)(*args, **kwargs)
+        return getattr(backends.seam(), name)(self, replica, *args, **kwargs)
+
+    return method
+
+
 #: What compiles and saves a model as one of the user's own class.
 SAVING: dict[str, Any] = {
     "compile": _compile,
@@ -377,8 +389,9 @@ SAVING: dict[str, Any] = {
     "save_weights": _save_weights,
 }
 
-_ON_EVERY_BACKEND: dict[str, Any] = {
+_METHODS: dict[str, Any] = {
     **SAVING,
+    **{name: _of_backend(name) for name in backends.METHODS},
     "fit": _fit,
     "evaluate": _evaluate,
     "predict": _predict,
@@ -393,13 +406,3 @@ _ON_EVERY_BACKEND: dict[str, Any] = {
     "load_weights": _load_weights,
     "set_weights": _set_weights,
 }
-
-_made: dict[str, dict[str, Any]] = {}
-
-
-def _methods() -> dict[str, Any]:
-    """Return what is put over the methods of a model, the same mapping every time."""
-    backend = keras.backend.backend()
-    if backend not in _made:
-        _made[backend] = {**_ON_EVERY_BACKEND, **backends.seam().METHODS}
-    return _made[backend]
