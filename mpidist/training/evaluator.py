@@ -93,7 +93,11 @@ class SidecarEvaluator:
         self._is_of_keras = is_of_keras = framework_of(model) == "keras"
         if is_of_keras and checkpoint is not None:
             raise TypeError("a model of Keras has its weights in files of Keras, and takes no checkpoint=")
-        restored: Any = _model_files(model) if is_of_keras else checkpoint or _checkpoint_of(model)
+        restored: Any = checkpoint
+        if is_of_keras:
+            restored = importlib.import_module("mpidist.frameworks.keras.model_files").ModelFiles(model)
+        elif not checkpoint:
+            restored = _checkpoint_of(model)
         ended = ended or _end_of_job(restored)
         if ended is None and max_evaluations is None:
             raise ValueError(
@@ -154,11 +158,6 @@ class SidecarEvaluator:
             )
         self.results.append(CheckpointResult(path, dict(logs)))
         _log.info("%s: %s", path.name, ", ".join(f"{name} {value}" for name, value in logs.items()))
-
-
-def _model_files(model: Any) -> Any:
-    """Return the files of a model of Keras."""
-    return importlib.import_module("mpidist.frameworks.keras.model_files").ModelFiles(model)
 
 
 def _checkpoint_of(model: Any) -> Checkpoint:

@@ -243,14 +243,9 @@ class GradientList:
         if number not in self.sparse:
             # the dense ones of other replicas, which are in the zeros of this one
             dense = self._zeros.get(number) if gradient is None or _is_sparse(gradient) else gradient
-            if dense is not None and self._has_dense(dense):
+            if dense is not None and torch.count_nonzero(dense):  # the same on all: a replica gave a dense one
                 total = total.to_dense() + dense.to(parameter.device)
         parameter.grad = total
-
-    @staticmethod
-    def _has_dense(reduced: torch.Tensor) -> bool:
-        """Return whether any replica gave a dense gradient: the reduced one is not all zeros.  The same on all."""
-        return bool(torch.count_nonzero(reduced))
 
 
 def _is_sparse(gradient: torch.Tensor | None) -> bool:

@@ -121,7 +121,7 @@ class Calls:
             return
         now = time.monotonic()
         with_room = [end for end in self.worker_ends if end.has_room(now)]
-        with_room.sort(key=_has_work)
+        with_room.sort(key=lambda end: bool(end.batches))
         while self.waiting and with_room:
             for end in with_room:
                 if self.waiting and not end.is_gone:
@@ -368,10 +368,6 @@ class Calls:
         left = min(end.next_look for end in busy) - time.monotonic()
         shortest = min(end.batches[0].seconds for end in busy)
         return min(max(left, shortest * _LATE_SHARE), _LONG_NAP_SECONDS)
-
-
-def _has_work(end: WorkerEnd) -> bool:
-    return bool(end.batches)
 
 
 def _learn(batch: CallBatch, seconds: float, count: int) -> None:
