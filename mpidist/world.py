@@ -157,14 +157,14 @@ def _warn_of_missing_launcher() -> None:
 
 
 def _warning(allocation: Allocation) -> str:
-    option, given = het_group_option(allocation.components), f"{allocation.ranks} ranks"
+    option, ranks = het_group_option(allocation.components), f"{allocation.ranks} ranks"
     start = srun_cure(_library(), option=option) if allocation.scheduler == "Slurm" else "Start it with a launcher"
     if option:  # mpirun sees the first component only
-        given += f" in {allocation.components} components"
+        ranks += f" in {allocation.components} components"
     else:
         start += f", or with `mpidist run -n {allocation.ranks} SCRIPT`"
     return (
-        f"{allocation.title} was given {given}, but no launcher started this process: it works alone, as rank 0 of 1. "
+        f"{allocation.title} was given {ranks}, but no launcher started this process: it works alone, as rank 0 of 1. "
         f"{start}; where one rank is meant, set MPIDIST_NO_MPI=1"
     )
 

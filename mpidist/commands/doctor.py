@@ -96,11 +96,11 @@ def parser() -> Parser:
         "Look for what is wrong, a line a finding: ok, warn or FAIL, and the command that mends it. Under mpirun and "
         "srun all ranks look, and one page is printed."
     )
-    found = Parser("doctor", what, _EXAMPLES)
-    found.add_argument("--folder", default=".", metavar="DIR", help="where checkpoints are to be (the current folder)")
-    found.add_argument("--launch", action="store_true", help="start two ranks of mpidist run, and look at them too")
-    found.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return found
+    options = Parser("doctor", what, _EXAMPLES)
+    options.add_argument("--folder", default=".", metavar="DIR", help="where checkpoints are to be (the current folder)")
+    options.add_argument("--launch", action="store_true", help="start two ranks of mpidist run, and look at them too")
+    options.add_argument("--json", action="store_true", help="print the findings as JSON")
+    return options
 
 
 def diagnose(case: Case) -> list[Finding]:
@@ -201,14 +201,14 @@ def _place(finding: Finding) -> int:
 
 def _print(findings: Sequence[Finding], as_json: bool) -> int:
     """Print the page, and return the exit status."""
-    found = status(findings)
+    worst = status(findings)
     if as_json:
-        named = ("healthy", "warnings", "broken")[found]
+        named = ("healthy", "warnings", "broken")[worst]
         print(
             json.dumps({"status": named, "findings": [asdict(finding) for finding in findings]}, indent=1), flush=True
         )
-        return found
+        return worst
     counts = {level: sum(finding.level == level for finding in findings) for level in (OK, WARN, FAIL)}
     lines = [*map(str, findings), "", f"{counts[OK]} ok, {counts[WARN]} warn, {counts[FAIL]} FAIL"]
     print("\n".join(lines), flush=True)
-    return found
+    return worst

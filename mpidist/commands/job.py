@@ -129,13 +129,13 @@ def make_job(asked: Mapping[str, Any], arguments: Sequence[str], defaults: Mappi
     if scheduler is None or len(words) != 2:
         got = " ".join(words) or "nothing"
         raise ValueError(f"expected a scheduler and a Python file, as in: mpidist job slurm train.py; got {got}")
-    given = {name: asked[name] for name in OPTIONS if name in asked}
-    used = {name: default for name, default in defaults.items() if name not in given}
-    origins = {name: f"--{name}" for name in given}
+    chosen = {name: asked[name] for name in OPTIONS if name in asked}
+    used = {name: default for name, default in defaults.items() if name not in chosen}
+    origins = {name: f"--{name}" for name in chosen}
     origins |= {name: f"{default.file}: {name}" for name, default in used.items()}
-    fields = read_options({**{name: default.values for name, default in used.items()}, **given}, origins)
+    fields = read_options({**{name: default.values for name, default in used.items()}, **chosen}, origins)
     request = Request(words[0], words[1], tuple(arguments), **{**_implied(scheduler, words[1], fields), **fields})
-    line = shlex.join(command_line(words[0], given, words[1], arguments))
+    line = shlex.join(command_line(words[0], chosen, words[1], arguments))
     return Job(request, scheduler, fill_in(request, line, sources(used)))
 
 

@@ -121,17 +121,17 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     """Run the job and return its exit status; Local."""
-    given = _parse(argv)
+    asked = _parse(argv)
     options = site_options(parser())
     try:
-        defaults = given_defaults(given, "run", options, flags(options))
+        defaults = given_defaults(asked, "run", options, flags(options))
         if defaults is None:
             return 0
-        defaults = used_defaults(given, options, defaults)
-        fill_in(given, options, defaults)
+        defaults = used_defaults(asked, options, defaults)
+        fill_in(asked, options, defaults)
     except ValueError as error:
         parser().error(str(error))
-    return _run(argparse.Namespace(**{**_BUILT_IN, **vars(given)}), defaults)
+    return _run(argparse.Namespace(**{**_BUILT_IN, **vars(asked)}), defaults)
 
 
 def _run(arguments: argparse.Namespace, defaults: Mapping[str, Default]) -> int:
@@ -205,8 +205,8 @@ def _complete(
     """Return the launcher's command line; LaunchError where it cannot be told what is asked for."""
     own, ranks = shlex.split(arguments.launcher_args), arguments.ranks
     check_launcher_args(own)
-    given = parse_variables(arguments.x, os.environ)
-    environ = {**os.environ, **given}
+    variables = parse_variables(arguments.x, os.environ)
+    environ = {**os.environ, **variables}
     root, cores = os.geteuid() == 0, visible_cores()
     hosts, places = _hosts(arguments), allocation.places if allocation else {}
     if allocation and not hosts and not asks(launcher.vendor, allocation.scheduler):
@@ -221,10 +221,10 @@ def _complete(
         line.arguments += [words.hosts, ",".join(f"{host}:{places}" for host, places in hosts.items())]
     if arguments.tag or arguments.log_dir:  # for ranks that cannot reach our pipes; those that can leave it nothing
         line.arguments.append(words_of(launcher.vendor, "--tag" if arguments.tag else "--log-dir").tag)
-    line.environ |= given
+    line.environ |= variables
     if launcher.vendor in WORDS and WORDS[launcher.vendor].names_variables:
         settings_given = [name for name in environ if name.startswith("MPIDIST_")]
-        for name in {**given, **(dict.fromkeys([*line.environ, *settings_given]) if hosts else {})}:
+        for name in {**variables, **(dict.fromkeys([*line.environ, *settings_given]) if hosts else {})}:
             line.arguments += ["-x", name]
     line.arguments += own
     return line

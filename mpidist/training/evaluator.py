@@ -178,11 +178,11 @@ def _end_of_job(checkpoint: Checkpoint) -> Callable[[], bool] | None:
 
 def written(paths: Iterable[Path]) -> list[tuple[Path, int]]:
     """Return files and when they were written: one that a resumed training has saved again is new.  Local."""
-    found = []
+    times = []
     for path in paths:
         with suppress(FileNotFoundError):  # it was removed since, for a newer one
-            found.append((path, path.stat().st_mtime_ns))
-    return found
+            times.append((path, path.stat().st_mtime_ns))
+    return times
 
 
 def end_of_training(strategy: Any) -> Callable[[], bool] | None:

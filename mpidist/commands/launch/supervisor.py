@@ -156,11 +156,11 @@ class _Job:
         pipe = os.path.join(self.streams.folder, f"{0 if takes_input else 'launcher'}.{_STDIN}")
         _InputStream(pipe)
         # a session of its own: a Ctrl-C at the terminal reaches the job through this process only, once
-        with open(os.devnull if takes_input else pipe, "rb", buffering=0) as given:
+        with open(os.devnull if takes_input else pipe, "rb", buffering=0) as source:
             return subprocess.Popen(
                 [*launcher, *self.streams.command(program)],
                 env=dict(environ),
-                stdin=given,
+                stdin=source,
                 stdout=subprocess.PIPE if takes_output else None,
                 stderr=subprocess.PIPE,
                 start_new_session=True,

@@ -146,11 +146,11 @@ class _Forward:
         replica.factor, replica.weight = factor, weight
         try:
             with only_added_to(self._changed.variables), metrics.counted(self._model, replica) as odd:
-                found, after = self._whole(state, data)
+                results, after = self._whole(state, data)
         finally:
             replica.factor, replica.weight = None, 1.0
         others = after[1] if self._name == "test_step" else after
-        return found, after, self._changed.given(state[1], others, weight), odd
+        return results, after, self._changed.given(state[1], others, weight), odd
 
     def __call__(self, state: Any, data: Any, share: BatchShare | None) -> Any:
         """Return what the model's own step returns.  Collective if it changes variables of layers and has a share."""
@@ -196,13 +196,13 @@ class _Halves:
     def _second(self, trainable: Any, optimizer_variables: Any, gradients: Any) -> Any:
         """Return the updated variables, and those of the optimizer."""
         results = iter(gradients)
-        given = [
+        sums = [
             next(results).astype(variable.dtype) if is_present else None
             for is_present, variable in zip(self.is_present, trainable, strict=True)
         ]
-        given = overflown(given, self._model.trainable_variables, self._replica.halves)
+        sums = overflown(sums, self._model.trainable_variables, self._replica.halves)
         with in_optimizer():
-            return self._optimizer.stateless_apply(optimizer_variables, given, trainable)
+            return self._optimizer.stateless_apply(optimizer_variables, sums, trainable)
 
 
 def _noted(model: Any, replica: ModelReplica, state: Any, data: Any) -> tuple[Any, Any, Any, Sequence[Any]]:
@@ -214,15 +214,15 @@ def _noted(model: Any, replica: ModelReplica, state: Any, data: Any) -> tuple[An
     replica.collected = []
     try:
         logs, after = stock(model).train_step(state, data)
-        found = replica.collected
+        applied = replica.collected
     finally:
         replica.collected = None
-    if not found:
+    if not applied:
         raise NotImplementedError(
             "train_step of a distributed Keras model on JAX must apply gradients by optimizer.stateless_apply, of "
             "the optimizer that the model was compiled with; it did not, so each replica would train by itself"
         )
-    ((optimizer, collected),) = found
+    ((optimizer, collected),) = applied
     if not collected.is_in(after):
         raise _used_too_early()
     return logs, after, optimizer, collected.gradients

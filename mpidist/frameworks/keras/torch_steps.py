@@ -180,11 +180,11 @@ def _settled(replica: ModelReplica, share: BatchShare, step: Callable[[], Any]) 
     watched.look()
     with replica.step(share):
         with only_added_to(watched.variables):
-            found = step()
+            results = step()
         changed = watched.changed()
         if changed:
             watched.settle(changed, _with_vote(replica, ReduceOp.SUM, watched.given(replica, changed)))
-    return found
+    return results
 
 
 def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
@@ -220,17 +220,17 @@ def gradients_of_step(model: Any, replica: Any, data: Any) -> tuple[dict[str, An
         variables = replica.steps.variables if is_part else ()
         with only_added_to(variables), metrics.only_added_up(model, replica.workers, is_part) as odd:
             logs = stock(model).train_step(keras.tree.map_structure(_as_tensor, data))
-        found = replica.collected
+        applied = replica.collected
     finally:
         replica.collected = None
     metrics.require_sums(odd)
     replica.steps.changed()  # raises where buffers were
-    if len(found) != 1:
+    if len(applied) != 1:
         raise NotImplementedError(
-            f"train_step of this model calls optimizer.apply {len(found)} times, and servers are given the gradients "
+            f"train_step of this model calls optimizer.apply {len(applied)} times, and servers are given the gradients "
             "of one call; apply all gradients at once, by the optimizer that the model was compiled with"
         )
-    ((optimizer, gradients, variables),) = found
+    ((optimizer, gradients, variables),) = applied
     checks.require_compiled_optimizer(model, optimizer)
     known = {id(each): gradient for each, gradient in zip(variables, gradients, strict=True) if gradient is not None}
     found_all = [_on_host(known.pop(id(each))) if id(each) in known else None for each in model.trainable_variables]

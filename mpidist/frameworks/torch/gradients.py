@@ -222,14 +222,14 @@ class GradientList:
     def _settle(self, op: str, scale: float | None) -> frozenset[int]:
         """Give this replica the gradients that others have, and reduce those that are sparse anywhere."""
         has, is_sparse = self.has != 0, self._is_sparse != 0
-        found = []
+        sparse = []
         for number, parameter in enumerate(self.parameters):
             if is_sparse[number]:
-                found += [number]
+                sparse += [number]
                 self._settle_rows(number, parameter, op, scale)
             elif has[number] and parameter.grad is None:
                 parameter.grad = self._zeros.pop(number).to(parameter.device)
-        return frozenset(found)
+        return frozenset(sparse)
 
     def _settle_rows(self, number: int, parameter: torch.Tensor, op: str, scale: float | None) -> None:
         """Reduce a gradient that is sparse on some replica; on others it may be dense, or missing."""

@@ -293,14 +293,14 @@ class Client:
     @_asks
     def optimizer_state(self, number: int) -> dict[str, Any]:
         """Return an optimizer's steps and settings, and its slots as ``"variable/shard/slot"`` to new arrays."""
-        found: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         for end in self.servers:
             answer, memory = end.ask("state", number=number)
             values = protocol.parted(memory, [description for _, *description in answer["arrays"]])
-            if answer["plain"]["iterations"] >= found.get("iterations", 0):
-                found.update(answer["plain"])
-            found.update(zip([name for name, *_ in answer["arrays"]], values, strict=True))
-        return found
+            if answer["plain"]["iterations"] >= state.get("iterations", 0):
+                state.update(answer["plain"])
+            state.update(zip([name for name, *_ in answer["arrays"]], values, strict=True))
+        return state
 
     @_asks
     def restore_optimizer(self, number: int, state: dict[str, Any]) -> None:

@@ -178,14 +178,14 @@ class ServedUpdates(Updates):
         """Return steps and learning rate; and all slots, whole as any strategy has them."""
         if not self._is_known():
             self._register()
-        found = self._client.optimizer_state(self._number)
+        state = self._client.optimizer_state(self._number)
         variables = self._registry.variables
         saved = []
-        for number, parts_of_slot in sorted(_by_variable(found).items()):
+        for number, parts_of_slot in sorted(_by_variable(state).items()):
             variable = variables[number]
             whole = {slot: _joined(variable, parts) for slot, parts in parts_of_slot.items()}
             saved.append(SavedSlots(variable.name, whole, variable))
-        return {name: value for name, value in found.items() if name in _PLAIN}, saved
+        return {name: value for name, value in state.items() if name in _PLAIN}, saved
 
     def match(self, saved: Sequence[SavedSlots]) -> None:
         """Bind saved slots to variables of the servers."""
@@ -230,12 +230,12 @@ def _times(gradient: Any, factor: float) -> Any:
 
 def _by_variable(state: Mapping[str, Any]) -> dict[int, dict[str, dict[int, Any]]]:
     """Return variable -> slot -> shard -> array, of what servers keep as ``"variable/shard/slot"``."""
-    found: dict[int, dict[str, dict[int, Any]]] = {}
+    slots: dict[int, dict[str, dict[int, Any]]] = {}
     for name, value in state.items():
         if name.count("/") == 2 and _is_slot(name):
             number, shard, slot = name.split("/")
-            found.setdefault(int(number), {}).setdefault(slot, {})[int(shard)] = value
-    return found
+            slots.setdefault(int(number), {}).setdefault(slot, {})[int(shard)] = value
+    return slots
 
 
 def _joined(variable: ServedVariable, parts: Mapping[int, Any]) -> Any:

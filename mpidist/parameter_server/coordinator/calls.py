@@ -74,15 +74,15 @@ class Calls:
         """Return what stands for `fn`, a new one if it has not been scheduled before.  Local."""
         try:
             key = fn
-            found = self._functions.get(key)
+            function = self._functions.get(key)
         except TypeError:  # not hashable; it is kept, so that nothing else gets its id
             key = id(fn)
-            found = self._functions.get(key)
-        if found is None:
+            function = self._functions.get(key)
+        if function is None:
             if len(self._functions) >= _MOST_FUNCTIONS:
                 self._forget_function(next(iter(self._functions)))
-            found = self._functions[key] = Function(fn, self.new_number())
-        return found
+            function = self._functions[key] = Function(fn, self.new_number())
+        return function
 
     def new_number(self) -> int:
         """Return a number for something that chief and workers both name by it."""
