@@ -154,7 +154,7 @@ class _Job:
     ) -> subprocess.Popen[bytes]:
         """Return the launcher's process."""
         pipe = os.path.join(self.streams.folder, f"{0 if takes_input else 'launcher'}.{_STDIN}")
-        _InputStream(pipe)
+        _start_input(pipe)
         # a session of its own: a Ctrl-C at the terminal reaches the job through this process only, once
         with open(os.devnull if takes_input else pipe, "rb", buffering=0) as source:
             return subprocess.Popen(
@@ -348,29 +348,27 @@ def _stands(descriptors: Sequence[int]) -> bool:
         return False
 
 
-class _InputStream:
-    """The way of standard input to rank 0, as mpirun has it: through a named pipe, which is made at `path`.
+def _start_input(path: str) -> None:
+    """Pass standard input on to rank 0 from a thread, as mpirun does: through a named pipe, which is made at `path`.
 
-    A thread passes it on, which waits for rank 0 to take it.  Rank 0 finds its end where it is at its end here, or
-    where there is none.  A rank 0 on another machine cannot reach the pipe: the launcher has it then, and passes it on.
+    Rank 0 finds its end where it is at its end here, or where there is none.  A rank 0 on another machine cannot reach
+    the pipe: the launcher has it then, and passes it on.
     """
+    is_there = sys.stdin is not None  # else the descriptor is another file's
+    os.mkfifo(path, 0o600)
+    # A daemon: it may be waiting for input, or for rank 0, when the job is over.
+    threading.Thread(target=_pass_input, args=(path, is_there), name="mpidist-input", daemon=True).start()
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._is_there = sys.stdin is not None  # else the descriptor is another file's
-        os.mkfifo(self._path, 0o600)
-        # A daemon: it may be waiting for input, or for rank 0, when the job is over.
-        threading.Thread(target=self._pass_on, name="mpidist-input", daemon=True).start()
 
-    def _pass_on(self) -> None:
-        with suppress(OSError):  # the folder is gone, rank 0 has ended, or there is no more input
-            pipe = os.open(self._path, os.O_WRONLY)
-            try:
-                while self._is_there and (data := _read()):
-                    while data:
-                        data = data[os.write(pipe, data) :]
-            finally:
-                os.close(pipe)
+def _pass_input(path: str, is_there: bool) -> None:
+    with suppress(OSError):  # the folder is gone, rank 0 has ended, or there is no more input
+        pipe = os.open(path, os.O_WRONLY)
+        try:
+            while is_there and (data := _read()):
+                while data:
+                    data = data[os.write(pipe, data) :]
+        finally:
+            os.close(pipe)
 
 
 def _read() -> bytes:
