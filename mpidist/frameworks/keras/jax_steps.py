@@ -145,7 +145,7 @@ class _Forward:
         replica = self._replica
         replica.factor, replica.weight = factor, weight
         try:
-            with only_added_to(self._changed.variables), metrics.counted(self._model, replica) as odd:
+            with only_added_to(self._changed.variables), metrics.counted(self._model, replica.count, replica) as odd:
                 results, after = self._whole(state, data)
         finally:
             replica.factor, replica.weight = None, 1.0
@@ -183,7 +183,7 @@ class _Halves:
         replica.factor, replica.weight = factor, weight
         replica.weighted.clear()
         try:
-            with only_added_to(self.changed.variables), metrics.counted(self._model, replica) as odd:
+            with only_added_to(self.changed.variables), metrics.counted(self._model, replica.count, replica) as odd:
                 logs, after, self._optimizer, collected = _noted(self._model, replica, state, data)
         finally:
             replica.factor = None
@@ -239,7 +239,7 @@ class _GradientStep:
     def _traced(self, state: Any, data: Any) -> Any:
         is_part = self._replica.share is not None
         variables = layer_variables(self._model) if is_part else ()
-        with only_added_to(variables), metrics.only_added_up(self._model, self._replica.workers, is_part) as odd:
+        with only_added_to(variables), metrics.counted(self._model, self._replica.workers, is_part=is_part) as odd:
             logs, after, optimizer, gradients = _noted(self._model, self._replica, state, data)
         checks.require_compiled_optimizer(self._model, optimizer)
         return logs, gradients, odd, after[1], after[3]

@@ -193,7 +193,7 @@ def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
         synchronize(replica, model)
     replica.factor = share.rows / share.given_rows
     kept = [] if share.own_rows else [(each, each.value.clone()) for each in model.metrics_variables]
-    with metrics.counted(model, replica) as odd:
+    with metrics.counted(model, replica.count, replica) as odd:
         logs = _settled(replica, share, lambda: stock_step(data))
     metrics.require_sums(odd)
     for variable, value in kept:
@@ -218,7 +218,7 @@ def gradients_of_step(model: Any, replica: Any, data: Any) -> tuple[dict[str, An
     try:
         is_part = replica.share is not None
         variables = replica.steps.variables if is_part else ()
-        with only_added_to(variables), metrics.only_added_up(model, replica.workers, is_part) as odd:
+        with only_added_to(variables), metrics.counted(model, replica.workers, is_part=is_part) as odd:
             logs = stock(model).train_step(keras.tree.map_structure(_as_tensor, data))
         applied = replica.collected
     finally:
