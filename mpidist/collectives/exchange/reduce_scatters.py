@@ -55,8 +55,8 @@ class NodeReduceScatter(ArrayBound):
         if nbytes <= slots.room:
             self._own = slots.view(ranks.rank, 0, self._shape, self._wire, nbytes)
             mine = slice(self._bounds[ranks.rank], self._bounds[ranks.rank + 1])
-            shares = [values[:, :nbytes].view(self._wire)[:, mine] for values in slots.values]
-            self._reduce_fns = [rank_order(self._op, share) for share in shares]
+            parts = [values[:, :nbytes].view(self._wire)[:, mine] for values in slots.values]
+            self._reduce_fns = [rank_order(self._op, part) for part in parts]
 
     def fill(self, array: Any) -> bool:
         """Return True, and put a short array into the call slot; ValueError for another kind of array.  Local."""
