@@ -422,10 +422,10 @@ def _all_hooks(given: list[SessionRunHook], built: BuiltModel) -> list[SessionRu
 def _require_steps(**given: int | None) -> None:
     if len([value for value in given.values() if value is not None]) > 1:
         raise ValueError("Can not provide both steps and max_steps.")
-    require_positive(**given)
+    require_positive(given)
 
 
-def require_positive(or_zero: bool = False, **numbers: float | None) -> None:
+def require_positive(numbers: Mapping[str, float | None], or_zero: bool = False) -> None:
     """Raise ValueError for a number that is not above 0, or, with `or_zero`, is below it; None is no number.  Local."""
     for name, value in numbers.items():
         if value is not None and not (value > 0 or (or_zero and value == 0)):
