@@ -13,7 +13,7 @@ subclass `CrossDeviceOps` and give it to a strategy::
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -107,12 +107,9 @@ class CrossDeviceOps:
             Something in the list is not a pair, or a destination is empty.
         """
         pairs = list(value_destination_pairs)
-        for pair in pairs:
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise ValueError(
-                    f"each of value_destination_pairs must be a tuple (value, destinations), got {quoted(pair)}"
-                )
-            _check_destinations(pair[1])
+        check_pairs(pairs)
+        for _, destinations in pairs:
+            _check_destinations(destinations)
         reduce_op = ReduceOp.parse(reduce_op)
         if not pairs:
             return []
@@ -451,6 +448,15 @@ def _contiguous_copy(array: Any) -> Any:
     copy = arrays.empty_like(array)
     copy[...] = array
     return copy
+
+
+def check_pairs(pairs: Iterable[Any]) -> None:
+    """Raise ValueError unless each is a tuple of a value and its destinations.  Local."""
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError(
+                f"each of value_destination_pairs must be a tuple (value, destinations), got {quoted(pair)}"
+            )
 
 
 def _check_destinations(destinations: Any) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
-from mpidist.collectives.bindings import Bindings
 from mpidist.collectives.call import Call
 from mpidist.collectives.call_check import CallCheck
 from mpidist.collectives.engine import Engine
@@ -23,6 +22,7 @@ from mpidist.collectives.persistent import Bound, Once, Started
 from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
 from mpidist.collectives.reductions.in_place import bind_buffer
 from mpidist.collectives.reductions.list_reductions import reduce_list
+from mpidist.collectives.reductions.plan_cache import Bindings
 from mpidist.collectives.ways import selection
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.chooser import Chooser

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from mpidist.cluster.allocation import slurm_tasks
@@ -22,8 +22,8 @@ from mpidist.commands.doctor_rank import observe
 from mpidist.commands.launch.mpirun import find_mpirun
 from mpidist.commands.launch.probe import probe_mpi
 from mpidist.commands.parser import Parser
+from mpidist.diagnosis import card_checks, launch_checks, network_checks, node_checks
 from mpidist.diagnosis.case import Case
-from mpidist.diagnosis.checks import CHECKS, diagnose
 from mpidist.diagnosis.finding import FAIL, OK, WARN, Finding, fail, status
 from mpidist.diagnosis.trials import try_together
 from mpidist.errors import LaunchError, MpidistError
@@ -40,6 +40,34 @@ The exit status is 0 when all is well, 1 with warnings, 2 when something is brok
 
 #: Seconds after which ranks that wait for others give up, unless the environment says otherwise, and a launch.
 _PATIENCE, _LAUNCH_PATIENCE = "60", 180.0
+
+#: The checks, in the order of the page: name, and the function that returns what it finds in a case.
+CHECKS: Mapping[str, Callable[[Case], Iterable[Finding]]] = {
+    "MPI": launch_checks.check_mpi,
+    "mpirun": launch_checks.check_mpirun,
+    "srun": launch_checks.check_srun,
+    "world": launch_checks.check_world,
+    "placement": launch_checks.check_placement,
+    "PMI": launch_checks.check_pmi,
+    "thread level": launch_checks.check_threads_of_mpi,
+    "software": launch_checks.check_software,
+    "working folder": launch_checks.check_working_folder,
+    "settings": launch_checks.check_settings,
+    "cores": node_checks.check_cores,
+    "threads": node_checks.check_threads,
+    "shared memory": node_checks.check_shared_memory,
+    "memory": node_checks.check_memory,
+    "limits": node_checks.check_limits,
+    "interfaces": network_checks.check_interfaces,
+    "node pairs": network_checks.check_pairs,
+    "clocks": network_checks.check_clocks,
+    "folder": node_checks.check_folder,
+    "file locks": node_checks.check_locks,
+    "h5py": node_checks.check_h5py,
+    "GPUs": card_checks.check_cards,
+    "GPU buffers": card_checks.check_card_buffers,
+    "all-reduce": network_checks.check_all_reduce,
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,11 +96,16 @@ def parser() -> Parser:
         "Look for what is wrong, a line a finding: ok, warn or FAIL, and the command that mends it. Under mpirun and "
         "srun all ranks look, and one page is printed."
     )
-    found = Parser("doctor", what, _EXAMPLES)
-    found.add_argument("--folder", default=".", metavar="DIR", help="where checkpoints are to be (the current folder)")
-    found.add_argument("--launch", action="store_true", help="start two ranks of mpidist run, and look at them too")
-    found.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return found
+    page = Parser("doctor", what, _EXAMPLES)
+    page.add_argument("--folder", default=".", metavar="DIR", help="where checkpoints are to be (the current folder)")
+    page.add_argument("--launch", action="store_true", help="start two ranks of mpidist run, and look at them too")
+    page.add_argument("--json", action="store_true", help="print the findings as JSON")
+    return page
+
+
+def diagnose(case: Case) -> list[Finding]:
+    """Return what all checks find in a case.  Local."""
+    return [finding.named(name) for name, find_fn in CHECKS.items() for finding in find_fn(case)]
 
 
 def _alone(folder: str) -> Case:
@@ -163,19 +196,19 @@ def _launch(folder: str) -> list[Finding]:
 
 
 def _place(finding: Finding) -> int:
-    return [check.name for check in CHECKS].index(finding.check)
+    return list(CHECKS).index(finding.check)
 
 
 def _print(findings: Sequence[Finding], as_json: bool) -> int:
     """Print the page, and return the exit status."""
-    found = status(findings)
+    worst = status(findings)
     if as_json:
-        named = ("healthy", "warnings", "broken")[found]
+        named = ("healthy", "warnings", "broken")[worst]
         print(
             json.dumps({"status": named, "findings": [asdict(finding) for finding in findings]}, indent=1), flush=True
         )
-        return found
+        return worst
     counts = {level: sum(finding.level == level for finding in findings) for level in (OK, WARN, FAIL)}
     lines = [*map(str, findings), "", f"{counts[OK]} ok, {counts[WARN]} warn, {counts[FAIL]} FAIL"]
     print("\n".join(lines), flush=True)
-    return found
+    return worst

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
 import shutil
@@ -19,12 +18,12 @@ from mpidist.cluster.launchers import family
 from mpidist.commands.job_control import VERBS, submit
 from mpidist.commands.launch.probe import probe_mpi
 from mpidist.commands.parser import Parser
-from mpidist.commands.site_page import show, sources
+from mpidist.commands.site_page import add_site_options, given_defaults, sources
 from mpidist.jobs.options import OPTIONS, command_line, read_options
 from mpidist.jobs.request import Request, find_scheduler
 from mpidist.jobs.schedulers import SCHEDULERS, Scheduler
 from mpidist.jobs.script import fill_in
-from mpidist.jobs.site import NAME, Default, read_site, site_files
+from mpidist.jobs.site import NAME, Default
 
 _EXAMPLES = f"""examples:
   mpidist job slurm --nodes 4 --gpus-per-node 4 --cores 8 --time 4h train.py -- --epochs 90
@@ -34,10 +33,6 @@ In the script's arguments {{folder}} is the job's own folder, {{checkpoints}} on
 array's task. Defaults of a site are in the table [job] of {NAME}, here or in ~/.config/mpidist: any option, by
 its name (partition = "gpu", setup = ["module load openmpi"]).
 """
-
-
-#: The table of a site file with this command's defaults.
-TABLE = "job"
 
 
 @dataclass(frozen=True)
@@ -64,8 +59,7 @@ def parser() -> Parser:
         add(f"--{name}", action="append", metavar=option.metavar, help=option.what, dest=name)
     add("-o", "--output", default=None, metavar="FILE", help="write the script there; a file that differs is kept")
     add("--submit", action="store_true", default=False, help="write the script (NAME.sh), and submit it")
-    add("--site", default=None, metavar="FILE", help=f"defaults from this file only, not from {NAME}")
-    add("--show-site", action="store_true", default=False, help="print the defaults, and where they come from")
+    add_site_options(found)
     return found
 
 
@@ -75,9 +69,8 @@ def main(argv: Sequence[str]) -> int:
         return _say_errors(lambda: VERBS[argv[0]](argv[1:]))
     asked, arguments = parse(argv)
     try:
-        defaults = read_site(site_files(os.environ, Path.cwd(), asked.site), TABLE, OPTIONS)
-        if asked.show_site:
-            print(show(defaults, TABLE))
+        defaults = given_defaults(asked, "job", OPTIONS)
+        if defaults is None:
             return 0
         job = make_job(vars(asked), arguments, defaults)
     except (ValueError, ModuleNotFoundError) as error:
@@ -136,13 +129,13 @@ def make_job(asked: Mapping[str, Any], arguments: Sequence[str], defaults: Mappi
     if scheduler is None or len(words) != 2:
         got = " ".join(words) or "nothing"
         raise ValueError(f"expected a scheduler and a Python file, as in: mpidist job slurm train.py; got {got}")
-    given = {name: asked[name] for name in OPTIONS if name in asked}
-    used = {name: default for name, default in defaults.items() if name not in given}
-    origins = {name: f"--{name}" for name in given}
+    chosen = {name: asked[name] for name in OPTIONS if name in asked}
+    used = {name: default for name, default in defaults.items() if name not in chosen}
+    origins = {name: f"--{name}" for name in chosen}
     origins |= {name: f"{default.file}: {name}" for name, default in used.items()}
-    fields = read_options({**{name: default.values for name, default in used.items()}, **given}, origins)
+    fields = read_options({**{name: default.values for name, default in used.items()}, **chosen}, origins)
     request = Request(words[0], words[1], tuple(arguments), **{**_implied(scheduler, words[1], fields), **fields})
-    line = shlex.join(command_line(words[0], given, words[1], arguments))
+    line = shlex.join(command_line(words[0], chosen, words[1], arguments))
     return Job(request, scheduler, fill_in(request, line, sources(used)))
 
 

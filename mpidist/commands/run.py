@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from mpidist.cluster.allocation import Allocation, given_allocation, het_group_option
@@ -41,14 +40,11 @@ from mpidist.commands.launch.site_options import fill_in, flags, site_options, u
 from mpidist.commands.launch.supervisor import Ended, supervise
 from mpidist.commands.parser import Parser
 from mpidist.commands.quantities import count, duration
-from mpidist.commands.site_page import show, sources
+from mpidist.commands.site_page import add_site_options, given_defaults, sources
 from mpidist.errors import ClusterResolutionError, LaunchError
-from mpidist.jobs.site import NAME, Default, read_site, site_files
+from mpidist.jobs.site import Default
 from mpidist.options import settings
 from mpidist.runtime.short_traceback import shorten
-
-#: The table of a site file with this command's defaults.
-TABLE = "run"
 
 #: What options are where neither the command line nor a site file has them.
 _BUILT_IN: dict[str, Any] = {
@@ -103,8 +99,7 @@ def parser() -> Parser:
     add("--launcher-args", metavar="'...'", help="for mpirun, as one word: --launcher-args='--mca btl ^tcp'")
     add("--dry-run", action="store_true", default=False, help="print the command line instead of running it")
     add("--quiet", action="store_true", help="do not say what was added to the command line, and why")
-    add("--site", default=None, metavar="FILE", help=f"defaults from this file only, not from {NAME}; /dev/null: none")
-    add("--show-site", action="store_true", default=False, help="print the defaults, and where they come from")
+    add_site_options(found)
     add("-m", dest="module", default=None, nargs=argparse.REMAINDER, help="run a module, as python -m does")
     add("program", nargs=argparse.REMAINDER, help="a .py file or any program, and its arguments")
     return found
@@ -126,18 +121,17 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     """Run the job and return its exit status; Local."""
-    given = _parse(argv)
+    asked = _parse(argv)
     options = site_options(parser())
     try:
-        defaults = read_site(site_files(os.environ, Path.cwd(), given.site), TABLE, options, flags(options))
-        if given.show_site:
-            print(show(defaults, TABLE))
+        defaults = given_defaults(asked, "run", options, flags(options))
+        if defaults is None:
             return 0
-        defaults = used_defaults(given, options, defaults)
-        fill_in(given, options, defaults)
+        defaults = used_defaults(asked, options, defaults)
+        fill_in(asked, options, defaults)
     except ValueError as error:
         parser().error(str(error))
-    return _run(argparse.Namespace(**{**_BUILT_IN, **vars(given)}), defaults)
+    return _run(argparse.Namespace(**{**_BUILT_IN, **vars(asked)}), defaults)
 
 
 def _run(arguments: argparse.Namespace, defaults: Mapping[str, Default]) -> int:
@@ -211,8 +205,8 @@ def _complete(
     """Return the launcher's command line; LaunchError where it cannot be told what is asked for."""
     own, ranks = shlex.split(arguments.launcher_args), arguments.ranks
     check_launcher_args(own)
-    given = parse_variables(arguments.x, os.environ)
-    environ = {**os.environ, **given}
+    variables = parse_variables(arguments.x, os.environ)
+    environ = {**os.environ, **variables}
     root, cores = os.geteuid() == 0, visible_cores()
     hosts, places = _hosts(arguments), allocation.places if allocation else {}
     if allocation and not hosts and not asks(launcher.vendor, allocation.scheduler):
@@ -227,10 +221,10 @@ def _complete(
         line.arguments += [words.hosts, ",".join(f"{host}:{places}" for host, places in hosts.items())]
     if arguments.tag or arguments.log_dir:  # for ranks that cannot reach our pipes; those that can leave it nothing
         line.arguments.append(words_of(launcher.vendor, "--tag" if arguments.tag else "--log-dir").tag)
-    line.environ |= given
+    line.environ |= variables
     if launcher.vendor in WORDS and WORDS[launcher.vendor].names_variables:
         settings_given = [name for name in environ if name.startswith("MPIDIST_")]
-        for name in {**given, **(dict.fromkeys([*line.environ, *settings_given]) if hosts else {})}:
+        for name in {**variables, **(dict.fromkeys([*line.environ, *settings_given]) if hosts else {})}:
             line.arguments += ["-x", name]
     line.arguments += own
     return line

@@ -24,7 +24,6 @@ class Card:
     bus_id: str  # its place there, as in ``0000:0A:00.0``
     index: int  # its number among those that its rank sees
     name: str
-    memory_bytes: int
 
     def __str__(self) -> str:
         return f"{self.name} {self.bus_id}"
@@ -44,7 +43,7 @@ def card_of(library: Any, index: int) -> Card:
     """
     facts = library.cuda.runtime.getDeviceProperties(index)
     bus_id = str(library.cuda.Device(index).pci_bus_id).upper()
-    return Card(boot_id() or platform.node(), bus_id, index, facts["name"].decode(), int(facts["totalGlobalMem"]))
+    return Card(boot_id() or platform.node(), bus_id, index, facts["name"].decode())
 
 
 def current_card(library: Any) -> Card:

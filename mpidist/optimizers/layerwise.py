@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay
-from mpidist.optimizers.rule import Step, is_found
+from mpidist.optimizers.rule import Step, checked_momentum, is_found
 from mpidist.variables import sums_over_parts
 
 if TYPE_CHECKING:
@@ -117,9 +117,7 @@ class LARS(LayerwiseOptimizer):
         exclude_from_layer_adaptation: Iterable[str] = (),
         **options: Unpack[OptionsButDecay],
     ) -> None:
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"momentum must be from 0 to 1, got {momentum}")
-        self.momentum = momentum
+        self.momentum = checked_momentum(momentum)
         self.trust_coefficient = trust_coefficient
         super().__init__(learning_rate, exclude_from_layer_adaptation, weight_decay=weight_decay, **options)
 

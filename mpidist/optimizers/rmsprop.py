@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions
+from mpidist.optimizers.rule import checked_momentum
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,10 +43,8 @@ class RMSprop(Optimizer):
         centered: bool = False,
         **options: Unpack[OptimizerOptions],
     ) -> None:
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"momentum must be from 0 to 1, got {momentum}")
         self.rho = rho
-        self.momentum = momentum
+        self.momentum = checked_momentum(momentum)
         self.epsilon = epsilon
         self.centered = centered
         self.slot_names = ("velocity", *["average_gradient"] * centered, *["momentum"] * (momentum > 0))

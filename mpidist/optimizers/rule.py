@@ -296,6 +296,13 @@ def by_name(excluded: DistributedVariable | re.Pattern[str]) -> re.Pattern[str]:
     return excluded if isinstance(excluded, re.Pattern) else re.compile(rf"^{re.escape(excluded.name)}$")
 
 
+def checked_momentum(momentum: float) -> float:
+    """Return a momentum; ValueError unless it is from 0 to 1.  Local."""
+    if not 0 <= momentum <= 1:
+        raise ValueError(f"momentum must be from 0 to 1, got {momentum}")
+    return momentum
+
+
 def _changed(gradient: Any, buffer: Any, factor: float, limit: float | None) -> Any:
     """Return the gradient in the buffer, multiplied by a factor, then cut off at a limit."""
     buffer[...] = gradient

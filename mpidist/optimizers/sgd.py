@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions
+from mpidist.optimizers.rule import checked_momentum
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,9 +37,7 @@ class SGD(Optimizer):
         nesterov: bool = False,
         **options: Unpack[OptimizerOptions],
     ) -> None:
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"momentum must be from 0 to 1, got {momentum}")
-        self.momentum = momentum
+        self.momentum = checked_momentum(momentum)
         self.nesterov = nesterov
         self.slot_names = ("momentum",) if momentum else ()
         self.zero_gradient_changes_nothing = not momentum

@@ -26,11 +26,7 @@ import numpy
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.parameter_server.layout import Key, Layout, Section, aligned
 from mpidist.runtime.board import fence, full_fence, needs_fence
-from mpidist.runtime.shared_memory import SharedFile, map_file
-
-#: Words between those of different writers: a cache line.
-_LINE_WORDS = 8
-_WORD_BYTES = 8
+from mpidist.runtime.shared_memory import LINE_WORDS, WORD_BYTES, SharedFile, map_file
 
 #: The first words: the current copy of variables, a number by which the memory is known, how many changes there were.
 _CURRENT, _TOKEN, _CHANGES = range(3)
@@ -50,11 +46,11 @@ class _Places:
     """Where things lie in the memory of `Copies`: word indices, and offsets in bytes."""
 
     def __init__(self, layout: Layout, arrays: Sequence[Sequence[Section]], count: int, own_words: int) -> None:
-        self.whole = _LINE_WORDS + own_words
+        self.whole = LINE_WORDS + own_words
         self.versions = self.whole + count
         self.words = self.versions + count * len(layout.specs)
         self.stride = _pages(max((each.stop for section in arrays for each in section), default=0))
-        self.first = _pages(self.words * _WORD_BYTES)
+        self.first = _pages(self.words * WORD_BYTES)
         self.nbytes = self.first + count * self.stride
 
     def bytes_of(self, copy: int) -> slice:
@@ -73,8 +69,8 @@ class Copies:
     ) -> None:
         self.layout, self.count = layout, count
         self._places = places
-        self._words = memoryview(memory)[: places.words * _WORD_BYTES].cast("q")
-        table = numpy.frombuffer(memory, numpy.int64, count * len(layout.specs), places.versions * _WORD_BYTES)
+        self._words = memoryview(memory)[: places.words * WORD_BYTES].cast("q")
+        table = numpy.frombuffer(memory, numpy.int64, count * len(layout.specs), places.versions * WORD_BYTES)
         self.versions: list[Any] = list(table.reshape(count, len(layout.specs)))
         self._first_version, self._variables = places.versions, len(layout.specs)
         self._whole = places.whole
@@ -108,7 +104,7 @@ class Copies:
             return
         if type(changed) is slice:  # neighbours: whether the others are alike is asked in a tenth of the time
             one, other = self._version_bytes[old], self._version_bytes[new]
-            start, stop = changed.start * _WORD_BYTES, changed.stop * _WORD_BYTES
+            start, stop = changed.start * WORD_BYTES, changed.stop * WORD_BYTES
             if other[:start] == one[:start] and other[stop:] == one[stop:]:
                 return
         before, versions = self.versions[old], self.versions[new]
@@ -146,11 +142,11 @@ class Variables(Copies):
         count = clients + 2 if clients else 1
         places = places_of_variables(layout, clients)
         super().__init__(layout, places, [[section] for section in layout.sections], count, memory)
-        self._pin_words = slice(_LINE_WORDS, _LINE_WORDS * (1 + clients), _LINE_WORDS)
-        self._reserved = _LINE_WORDS * (1 + clients)
-        start = (self._reserved + count) * _WORD_BYTES
+        self._pin_words = slice(LINE_WORDS, LINE_WORDS * (1 + clients), LINE_WORDS)
+        self._reserved = LINE_WORDS * (1 + clients)
+        start = (self._reserved + count) * WORD_BYTES
         #: By copy, one bit for each optimizer: the side of its slots that belongs to the copy.
-        self._sides = memoryview(memory)[start : start + count * _WORD_BYTES].cast("Q")
+        self._sides = memoryview(memory)[start : start + count * WORD_BYTES].cast("Q")
         self._views: dict[int, dict[Key, Any]] = {}
 
     @property
@@ -222,7 +218,7 @@ class Variables(Copies):
 def places_of_variables(layout: Layout, clients: int) -> _Places:
     """Return where things lie in the memory of `Variables`."""
     count = clients + 2 if clients else 1
-    return _Places(layout, [layout.sections], count, clients * _LINE_WORDS + 2 * count)
+    return _Places(layout, [layout.sections], count, clients * LINE_WORDS + 2 * count)
 
 
 class Buffers(Variables):
@@ -249,7 +245,7 @@ class Buffers(Variables):
     def forget(self, client: int) -> None:
         """Take back what a client has pinned that is gone."""
         if self.count > 1:
-            self._words[_LINE_WORDS * (1 + client)] = 0
+            self._words[LINE_WORDS * (1 + client)] = 0
 
     def _reserve_one(self) -> bool:
         for copy in range(self.count):
@@ -279,7 +275,7 @@ class Reader(Variables):
         memory = mapped(path, places_of_variables(layout, clients).nbytes, token)
         super().__init__(layout, clients, memory)
         self._memory = memory
-        self._pin = _LINE_WORDS * (1 + client)
+        self._pin = LINE_WORDS * (1 + client)
         self._shown: dict[int, dict[Key, Any]] = {}
         #: By copy, what the views of it that were shown, and theirs, belong to.
         self._bases: dict[int, list[weakref.ref[Any]]] = {}

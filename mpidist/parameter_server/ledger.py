@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_LINE_WORDS = 8
-_WORD_BYTES = 8
+from mpidist.runtime.shared_memory import LINE_WORDS, WORD_BYTES
 
 #: How many optimizers of a server have their steps in the ledger.
 LEDGER_OPTIMIZERS = 64
@@ -21,8 +20,8 @@ class Ledger:
     #: server waits for a copy that clients have pinned.
     LAYOUT, RULES, TORN, SHORT = 0, 1, 2, 3
     #: 1 + the rank with the write lock; pushes that are done with; how often a client has set a learning rate itself.
-    HELD, PUSHES, RATES = _LINE_WORDS, _LINE_WORDS + 1, _LINE_WORDS + 2
-    _STEPS = 2 * _LINE_WORDS
+    HELD, PUSHES, RATES = LINE_WORDS, LINE_WORDS + 1, LINE_WORDS + 2
+    _STEPS = 2 * LINE_WORDS
 
     _RATES = _STEPS + LEDGER_OPTIMIZERS
     _CLIENTS = _RATES + LEDGER_OPTIMIZERS
@@ -36,12 +35,12 @@ class Ledger:
     @classmethod
     def nbytes(cls, clients: int) -> int:
         """Return the size in bytes of a ledger for so many clients."""
-        return _WORD_BYTES * cls.applied_word(clients)
+        return WORD_BYTES * cls.applied_word(clients)
 
     @classmethod
     def applied_word(cls, client: int) -> int:
         """Return the index in `words` of how many pushes of a client are done with; what it may push follows it."""
-        return cls._CLIENTS + client * _LINE_WORDS
+        return cls._CLIENTS + client * LINE_WORDS
 
     @classmethod
     def steps_word(cls, optimizer: int) -> int:

@@ -16,6 +16,9 @@ from pathlib import Path
 
 from mpidist.runtime.memory_room import room_bytes
 
+#: A cache line, in words and bytes: words of different writers never share one.
+LINE_WORDS, LINE_BYTES, WORD_BYTES = 8, 64, 8
+
 _SHM = Path("/dev/shm")
 
 

@@ -99,8 +99,8 @@ class Watch:
         known = attendance.missing(self.call) or attendance.silent(self.call, waited)
         if not known and control.rank != 0:
             return  # whoever is missing is on another node: rank 0, or that node, knows
-        limit = f"it fails after {self.timeout_seconds:g} s" if self.timeout_seconds else "it waits without a limit"
         names = attendance.awaited(self.call, waited)
+        limit = limit_text(self.timeout_seconds)
         control.warn(f"{self.what} (call {self.call}) has waited {waited:.0f} s for {names}; {limit}")
 
     def _expire(self, waited: float) -> None:
@@ -113,6 +113,11 @@ class Watch:
     def _raise(self, error: MpidistError | None) -> None:
         if error is not None:
             raise self.control.breaks(error)
+
+
+def limit_text(timeout_seconds: float | None) -> str:
+    """Return how long a wait may last, for a warning."""
+    return f"it fails after {timeout_seconds:g} s" if timeout_seconds else "it waits without a limit"
 
 
 def yield_processor() -> Callable[[], object]:

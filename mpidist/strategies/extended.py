@@ -16,6 +16,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.structures import like_given
 from mpidist.context import T
+from mpidist.cross_device_ops import check_pairs
 from mpidist.device.cards import card_text
 from mpidist.errors import quoted
 from mpidist.input.agreement import Agreement
@@ -319,13 +320,10 @@ class StrategyExtended:
         Collective: every rank calls it in the same order, across replicas.
         """
         context.require_cross_replica(self._strategy)
-        for pair in value_destination_pairs:
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise ValueError(
-                    f"each of value_destination_pairs must be a tuple (value, destinations), got {quoted(pair)}"
-                )
-            if isinstance(pair[1], (list, tuple)):
-                raise TypeError(f"destinations must be one device, array or variable, got {pair[1]!r}")
+        check_pairs(value_destination_pairs)
+        for _, destinations in value_destination_pairs:
+            if isinstance(destinations, (list, tuple)):
+                raise TypeError(f"destinations must be one device, array or variable, got {destinations!r}")
         if not value_destination_pairs:
             return []
         values, destinations = zip(*value_destination_pairs, strict=True)

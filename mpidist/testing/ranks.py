@@ -85,7 +85,7 @@ def run_ranks(
         raise ValueError(f"got {len(hosts)} hosts for {size} ranks")
     chosen = replace(settings(), timeout_seconds=timeout_seconds)
     controls = ControlChannel.for_threads(size, hosts, chosen)
-    loopback = LoopbackWorld(size, controls=controls, faults=faults, eager_bytes=eager_bytes, memory=memory)
+    loopback = LoopbackWorld(controls, eager_bytes, memory, faults)
     topology = Topology(hosts)
     pairs = zip(loopback.transports, _segments(topology), strict=True)
     worlds = [World(each, topology, each.control, "run_ranks", segments) for each, segments in pairs]

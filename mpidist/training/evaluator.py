@@ -93,7 +93,11 @@ class SidecarEvaluator:
         self._is_of_keras = is_of_keras = framework_of(model) == "keras"
         if is_of_keras and checkpoint is not None:
             raise TypeError("a model of Keras has its weights in files of Keras, and takes no checkpoint=")
-        restored: Any = _model_files(model) if is_of_keras else checkpoint or _checkpoint_of(model)
+        restored: Any = checkpoint
+        if is_of_keras:
+            restored = importlib.import_module("mpidist.frameworks.keras.model_files").ModelFiles(model)
+        elif not checkpoint:
+            restored = _checkpoint_of(model)
         ended = ended or _end_of_job(restored)
         if ended is None and max_evaluations is None:
             raise ValueError(
@@ -156,11 +160,6 @@ class SidecarEvaluator:
         _log.info("%s: %s", path.name, ", ".join(f"{name} {value}" for name, value in logs.items()))
 
 
-def _model_files(model: Any) -> Any:
-    """Return the files of a model of Keras."""
-    return importlib.import_module("mpidist.frameworks.keras.model_files").ModelFiles(model)
-
-
 def _checkpoint_of(model: Any) -> Checkpoint:
     if not isinstance(model, Trainer):
         raise TypeError(
@@ -179,11 +178,11 @@ def _end_of_job(checkpoint: Checkpoint) -> Callable[[], bool] | None:
 
 def written(paths: Iterable[Path]) -> list[tuple[Path, int]]:
     """Return files and when they were written: one that a resumed training has saved again is new.  Local."""
-    found = []
+    times = []
     for path in paths:
         with suppress(FileNotFoundError):  # it was removed since, for a newer one
-            found.append((path, path.stat().st_mtime_ns))
-    return found
+            times.append((path, path.stat().st_mtime_ns))
+    return times
 
 
 def end_of_training(strategy: Any) -> Callable[[], bool] | None:

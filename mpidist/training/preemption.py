@@ -293,11 +293,11 @@ class PreemptionCheckpointHandler:
             raise
 
     def _save_once(self) -> None:
-        (self._config.save_fn or self._save_numbered)()
-
-    def _save_numbered(self) -> None:
-        """Save under the number of steps where that is known: so are all other checkpoints of such a loop."""
-        self._manager.save(None if self.steps_fn is None else self.steps_fn())
+        """Save, under the number of steps where that is known: so are all other checkpoints of such a loop."""
+        if self._config.save_fn is not None:
+            self._config.save_fn()
+        else:
+            self._manager.save(None if self.steps_fn is None else self.steps_fn())
 
     def _exit(self) -> None:
         """Exit with all ranks; nobody leaves before all of them have saved, and ignore what launchers end ranks by."""

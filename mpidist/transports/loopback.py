@@ -70,22 +70,14 @@ class _Posted:
 class LoopbackWorld:
     """The memory that thread ranks share: mailboxes, and an event by which each is woken.
 
-    `hosts` are those that the ranks pretend to be on; `controls`, one a rank, have the settings of the environment by
-    default.  Messages smaller than `eager_bytes` are copied when they are sent, and their sends are done at once.  The
-    transports accept `memory` of these kinds: a test may forbid device memory, or allow it.
+    `controls`: one a rank.  Messages smaller than `eager_bytes` are copied when they are sent, and their sends are done
+    at once.  The transports accept `memory` of these kinds: a test may forbid device memory, or allow it.
     """
 
     def __init__(
-        self,
-        size: int,
-        hosts: Sequence[str] = (),
-        *,
-        controls: Sequence[ControlChannel] = (),
-        eager_bytes: int = 0,
-        memory: frozenset[str] = frozenset({"host"}),
-        faults: Faults | None = None,
+        self, controls: Sequence[ControlChannel], eager_bytes: int, memory: frozenset[str], faults: Faults | None
     ) -> None:
-        self.size = size
+        self.size = size = len(controls)
         self.eager_bytes = eager_bytes
         self.memory = memory
         self.faults = Faults() if faults is None else faults
@@ -95,7 +87,6 @@ class LoopbackWorld:
         self.colors: dict[Hashable, dict[int, int]] = {}
         #: By source, then destination: how many messages were sent.
         self.sent = [[0] * size for _ in range(size)]
-        controls = controls or ControlChannel.for_threads(size, hosts)
         self.transports = [LoopbackTransport(self, control, tuple(range(size)), ()) for control in controls]
 
     def mailbox(self, context: Hashable, source: int, destination: int) -> deque[_Sent]:

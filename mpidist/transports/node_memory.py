@@ -10,13 +10,11 @@ import numpy
 from mpidist.errors import TransportError
 from mpidist.runtime.board import fence
 from mpidist.runtime.control import Watch
-from mpidist.runtime.shared_memory import SharedFile, check_room, map_file
+from mpidist.runtime.shared_memory import LINE_BYTES, LINE_WORDS, SharedFile, check_room, map_file
 
 #: ``exchange(payload)`` gives every rank of a group what each of them gave; collective.
 Exchange = Callable[[bytes], list[bytes]]
 
-#: A cache line, in words and bytes: flags of different writers never share one.
-_LINE_WORDS, _LINE_BYTES = 8, 64
 _PAGE_BYTES = 4096
 
 
@@ -95,12 +93,12 @@ class SharedSegments:
         nbytes, part_bytes = self.nbytes(size, segment_bytes, place_bytes), self.part_bytes(segment_bytes, place_bytes)
         self.flags = memoryview(memory)[:nbytes].cast("Q")
         self.filled_words = tuple(rank * part_bytes // 8 for rank in range(size))
-        self.reduced_words = tuple(word + _LINE_WORDS for word in self.filled_words)
+        self.reduced_words = tuple(word + LINE_WORDS for word in self.filled_words)
         self.taken_words = tuple(word + 1 for word in self.reduced_words)
         self.verdict_words = (1, 2, 3)  # behind the first word of local rank 0
         parts = numpy.frombuffer(memory, dtype=numpy.uint8)[:nbytes].reshape(size, part_bytes)
-        middle = 2 * _LINE_BYTES + 2 * segment_bytes
-        self.segments = _cut(parts[:, 2 * _LINE_BYTES : middle], segment_bytes)
+        middle = 2 * LINE_BYTES + 2 * segment_bytes
+        self.segments = _cut(parts[:, 2 * LINE_BYTES : middle], segment_bytes)
         last = middle + self.PLACES * place_bytes
         self.places = _cut(parts[:, middle:last], place_bytes)
         self.boxes = parts[:, last:]
@@ -108,7 +106,7 @@ class SharedSegments:
     @classmethod
     def part_bytes(cls, segment_bytes: int, place_bytes: int) -> int:
         """Return how much of the memory is one rank's."""
-        nbytes = 2 * _LINE_BYTES + 3 * segment_bytes + cls.PLACES * place_bytes
+        nbytes = 2 * LINE_BYTES + 3 * segment_bytes + cls.PLACES * place_bytes
         return -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES
 
     @classmethod

@@ -30,10 +30,9 @@ class OneCopy:
     and share memory; rank 0 makes the changes that are not dealt.
     """
 
-    def __init__(self, communicator: Communicator, timeout_seconds: float | None = None) -> None:
+    def __init__(self, communicator: Communicator) -> None:
         self.rank, self.size = communicator.rank, communicator.size
         self._communicator = communicator
-        self._timeout_seconds = timeout_seconds
         self._changed = communicator.call("changed")
         self._block, self._used = numpy.empty(0, numpy.uint8), 0
 
@@ -44,7 +43,7 @@ class OneCopy:
         CollectiveMismatchError where they asked for different arrays.
         """
         dtype = numpy.dtype(dtype)
-        self._communicator.check(self._communicator.call(what, [("", dtype, shape)]), self._timeout_seconds)
+        self._communicator.check(self._communicator.call(what, [("", dtype, shape)]))
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > _SHORT_BYTES:
             raw = self._map(nbytes, what)
@@ -57,7 +56,7 @@ class OneCopy:
 
     def _map(self, nbytes: int, what: str) -> Any:
         def exchange(raw: bytes) -> list[bytes]:
-            return self._communicator.exchange(raw, what, self._timeout_seconds)
+            return self._communicator.exchange(raw, what)
 
         try:
             return numpy.frombuffer(map_together(nbytes, self.rank, exchange), numpy.uint8)
@@ -74,12 +73,12 @@ class OneCopy:
 
         `call` is compared over the ranks; `variables` are torn if it is broken off.
         """
-        self._communicator.check(call, self._timeout_seconds)
+        self._communicator.check(call)
         for variable in variables:
             variable.note_change()  # also where other ranks write it
         try:
             yield
-            self._communicator.check(self._changed, self._timeout_seconds)
+            self._communicator.check(self._changed)
             for variable in variables:
                 variable.note_change()
         except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -69,7 +70,7 @@ class SparseWriting(abc.ABC):
 
     def scatter_update(self: _V, sparse_delta: IndexedSlices) -> _V:
         """Set rows; of several for one row the last counts.  Collective or Local, as `scatter_add`."""
-        return self._scatter("scatter_update", _set_rows, sparse_delta)
+        return self._scatter("scatter_update", operator.setitem, sparse_delta)
 
     def _scatter(self: _V, verb: str, write_fn: Callable[[Any, Any, Any], None], rows: IndexedSlices) -> _V:
         rows = self._rows_for(verb, rows)
@@ -137,7 +138,3 @@ def _by(ufunc: str) -> Callable[[Any, Any, Any], None]:
         getattr(arrays.namespace(storage), ufunc).at(storage, indices, values)
 
     return write
-
-
-def _set_rows(storage: Any, indices: Any, values: Any) -> None:
-    storage[indices] = values

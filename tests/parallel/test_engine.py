@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import mpidist
-from mpidist.collectives.bindings import Bindings
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.reductions import gradient_buffers, plan_cache, update
 from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
+from mpidist.collectives.reductions.plan_cache import Bindings
 from mpidist.collectives.ways import selection
 from mpidist.collectives.ways.selection import Way
 from mpidist.optimizers import SGD, Adam, AdamW

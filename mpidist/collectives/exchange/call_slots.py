@@ -8,9 +8,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from mpidist.runtime.shared_memory import LINE_BYTES
 from mpidist.transports.node_memory import SharedSegments
-
-_LINE_BYTES = 64
 
 
 class CallSlots:
@@ -21,7 +20,7 @@ class CallSlots:
     """
 
     def __init__(self, segments: SharedSegments, words: int) -> None:
-        head_bytes = -(-8 * words // _LINE_BYTES) * _LINE_BYTES
+        head_bytes = -(-8 * words // LINE_BYTES) * LINE_BYTES
         self.room = segments.segment_bytes - head_bytes
         self.heads: tuple[Any, ...] = tuple(slots[:, : 8 * words] for slots in segments.segments)
         self.values: tuple[Any, ...] = tuple(slots[:, head_bytes:] for slots in segments.segments)

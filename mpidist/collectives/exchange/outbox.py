@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpidist.runtime.control import Watch
+from mpidist.runtime.shared_memory import LINE_BYTES
 from mpidist.transports.node_memory import SharedSegments
 
 #: Bytes that a rank shows to the others at a time, each its part, where a place has room for them; and how many such
 #: pieces take turns: writer and readers then need not wait for each other.
 _PARTS_BYTES, _DEPTH = 1 << 19, 4
-
-_LINE_BYTES = 64
 
 
 class Outbox:
@@ -32,7 +31,7 @@ class Outbox:
             [places[owner, :parts_bytes] for places in segments.places[:_DEPTH]] for owner in range(self._size)
         ]
         self._depth = len(self._rings[0])
-        self._part_bytes = parts_bytes // max(1, self._size - 1) // _LINE_BYTES * _LINE_BYTES
+        self._part_bytes = parts_bytes // max(1, self._size - 1) // LINE_BYTES * LINE_BYTES
 
     @property
     def has_parts(self) -> bool:

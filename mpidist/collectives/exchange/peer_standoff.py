@@ -20,6 +20,7 @@ import numpy
 from mpidist.errors import RankFailedError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import Watch
+from mpidist.runtime.watch import limit_text
 from mpidist.transports.base import Pending, Transport
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class PeerWatch(Watch):
 
     def _warn(self, waited: float) -> None:
         control = self.control
-        limit = f"it fails after {self.timeout_seconds:g} s" if self.timeout_seconds else "it waits without a limit"
+        limit = limit_text(self.timeout_seconds)
         control.warn(f"{self.what} has waited {waited:.0f} s for {control.name(self._peer)}; {limit}")
 
     def _expire(self, waited: float) -> None:

@@ -13,14 +13,10 @@ import numpy
 from mpidist import arrays
 from mpidist.collectives.reductions.plan import Bucket
 from mpidist.collectives.ways.executor import Executor
+from mpidist.collectives.ways.pieces import shares
 from mpidist.runtime.control import ControlChannel, Watch
 from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports.base import Transport
-
-
-def cuts_of(rows: int, size: int) -> list[int]:
-    """Return where the share of each rank begins, and where the last one ends.  Local."""
-    return [rank * rows // size for rank in range(size + 1)]
 
 
 def reduce_scatter(transport: Transport, array: Any, watch: Watch, op: str, bucket: Bucket) -> Any:
@@ -28,7 +24,7 @@ def reduce_scatter(transport: Transport, array: Any, watch: Watch, op: str, buck
     size, rank = transport.size, transport.rank
     work, row = arrays.empty(array.shape, bucket.dtype, array), prod(array.shape[1:])
     work[...] = array
-    cuts = cuts_of(array.shape[0], size)
+    cuts = shares(array.shape[0], size)
     if size > 1 and array.size:
         bounds = [cut * row for cut in cuts]
         ring = schedule_of("reduce_scatter", "ring")

@@ -20,12 +20,13 @@ import numpy
 
 from mpidist import arrays
 from mpidist.collectives.call import Call
-from mpidist.collectives.exchange.box import LINE_BYTES, Box, box_bytes
+from mpidist.collectives.exchange.box import Box, box_bytes
 from mpidist.collectives.exchange.peer_standoff import PeerStandoffs, PeerWatch
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Once
 from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
+from mpidist.runtime.shared_memory import LINE_BYTES
 from mpidist.transports.base import Pending, Transport
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import numpy
 
 from mpidist.arrays import reduction
 from mpidist.collectives.call import Call
-from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.array_bound import ArrayBound
 from mpidist.collectives.exchange.call_slots import CallSlots
 from mpidist.collectives.exchange.outbox import Outbox
 from mpidist.collectives.kept_memory import KeptMemory
 from mpidist.collectives.reductions.plan import Bucket
+from mpidist.collectives.ways.pieces import shares
 from mpidist.collectives.ways.shared_memory import rank_order
 from mpidist.runtime.control import Watch
 from mpidist.transports.node_memory import SharedSegments
@@ -44,7 +44,7 @@ class NodeReduceScatter(ArrayBound):
         self._wire, self._given = bucket.dtype, bucket.result
         self._scale = 1.0 / ranks.size if op == "mean" else None
         rows, row = self._shape[0], prod(self._shape[1:])
-        cuts = plain.cuts_of(rows, ranks.size)
+        cuts = shares(rows, ranks.size)
         self._bounds = [cut * row for cut in cuts]
         self._share = (cuts[ranks.rank + 1] - cuts[ranks.rank], *self._shape[1:])
         self._combine = reduction(self._op, numpy)
@@ -55,8 +55,8 @@ class NodeReduceScatter(ArrayBound):
         if nbytes <= slots.room:
             self._own = slots.view(ranks.rank, 0, self._shape, self._wire, nbytes)
             mine = slice(self._bounds[ranks.rank], self._bounds[ranks.rank + 1])
-            shares = [values[:, :nbytes].view(self._wire)[:, mine] for values in slots.values]
-            self._reduce_fns = [rank_order(self._op, share) for share in shares]
+            parts = [values[:, :nbytes].view(self._wire)[:, mine] for values in slots.values]
+            self._reduce_fns = [rank_order(self._op, part) for part in parts]
 
     def fill(self, array: Any) -> bool:
         """Return True, and put a short array into the call slot; ValueError for another kind of array.  Local."""

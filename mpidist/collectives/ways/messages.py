@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy
@@ -49,7 +50,7 @@ class Messages:
         )
         executor = Executor(self._schedule(chosen), self._transport, like, op, scratch=scratch)
         executor.release()
-        return _Played(executor)
+        return partial(_play, executor)
 
     def _schedule(self, name: str) -> Schedule:
         if name not in self._schedules:
@@ -61,16 +62,11 @@ class Messages:
         return self._schedules[name]
 
 
-class _Played:
-    """A schedule that is played on buffers."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    def __call__(self, watch: Watch, buffer: Any, source: Any = None) -> None:
-        if source is not None:
-            buffer[...] = source
-        self._executor.run(watch, buffer)
+def _play(executor: Executor, watch: Watch, buffer: Any, source: Any = None) -> None:
+    """Play a schedule on a buffer."""
+    if source is not None:
+        buffer[...] = source
+    executor.run(watch, buffer)
 
 
 class _Native:

@@ -54,14 +54,10 @@ def parse_version(text: str) -> tuple[str, tuple[int, ...]]:
     return "", ()
 
 
-def _launcher_of(vendor: str) -> str:
-    """Return the vendor whose launcher starts ranks of this `vendor`'s library."""
-    return _LAUNCHERS.get(vendor, vendor)
-
-
 def choose(mpi: MpiFound, launchers: Sequence[Mpirun]) -> Mpirun:
     """Return the launcher that belongs to `mpi`: of its vendor, and of its version if there is one."""
-    own = [launcher for launcher in launchers if launcher.vendor == _launcher_of(mpi.vendor)]
+    vendor = _LAUNCHERS.get(mpi.vendor, mpi.vendor)
+    own = [launcher for launcher in launchers if launcher.vendor == vendor]
     same = [launcher for launcher in own if launcher.version == mpi.version]
     if own:
         return (same or own)[0]

@@ -8,18 +8,18 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from mpidist.cluster.join_notes import asked_status
 from mpidist.commands.launch.destinations import Terminal
 from mpidist.commands.launch.failures import FailedRank, FailureLog
-from mpidist.commands.launch.input_stream import STDIN, InputStream
 from mpidist.commands.launch.launcher_notes import LauncherNotes
 from mpidist.commands.launch.leftovers import Leftovers
 from mpidist.commands.launch.mpi_files import open_mpi_folders, remove_segments
@@ -47,6 +47,14 @@ _LAST_LINES = 20
 #: How long a launcher may take to end after its ranks have, or after MPI has said that it ends the job.  It may never
 #: do: over several hosts, or where all ranks fail at once, upon which Open MPI's can wait on a lock of its own.
 _ENDING_SECONDS = 10.0
+
+#: The descriptor of standard input.
+_STDIN = 0
+
+_READ_BYTES = 1 << 16
+
+#: How often it is looked whether a terminal's input is for this process.
+_LOOK_SECONDS = 0.1
 
 
 @dataclass
@@ -145,14 +153,14 @@ class _Job:
         takes_input: bool,
     ) -> subprocess.Popen[bytes]:
         """Return the launcher's process."""
-        pipe = os.path.join(self.streams.folder, f"{0 if takes_input else 'launcher'}.{STDIN}")
-        InputStream(pipe)
+        pipe = os.path.join(self.streams.folder, f"{0 if takes_input else 'launcher'}.{_STDIN}")
+        _start_input(pipe)
         # a session of its own: a Ctrl-C at the terminal reaches the job through this process only, once
-        with open(os.devnull if takes_input else pipe, "rb", buffering=0) as given:
+        with open(os.devnull if takes_input else pipe, "rb", buffering=0) as source:
             return subprocess.Popen(
                 [*launcher, *self.streams.command(program)],
                 env=dict(environ),
-                stdin=given,
+                stdin=source,
                 stdout=subprocess.PIPE if takes_output else None,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
@@ -338,6 +346,44 @@ def _stands(descriptors: Sequence[int]) -> bool:
         return len(select.select([], descriptors, [], 0)[1]) < len(descriptors)
     except OSError:  # one is closed
         return False
+
+
+def _start_input(path: str) -> None:
+    """Pass standard input on to rank 0 from a thread, as mpirun does: through a named pipe, which is made at `path`.
+
+    Rank 0 finds its end where it is at its end here, or where there is none.  A rank 0 on another machine cannot reach
+    the pipe: the launcher has it then, and passes it on.
+    """
+    is_there = sys.stdin is not None  # else the descriptor is another file's
+    os.mkfifo(path, 0o600)
+    # A daemon: it may be waiting for input, or for rank 0, when the job is over.
+    threading.Thread(target=_pass_input, args=(path, is_there), name="mpidist-input", daemon=True).start()
+
+
+def _pass_input(path: str, is_there: bool) -> None:
+    with suppress(OSError):  # the folder is gone, rank 0 has ended, or there is no more input
+        pipe = os.open(path, os.O_WRONLY)
+        try:
+            while is_there and (data := _read()):
+                while data:
+                    data = data[os.write(pipe, data) :]
+        finally:
+            os.close(pipe)
+
+
+def _read() -> bytes:
+    """Return what comes next; nothing at the end."""
+    while os.isatty(_STDIN) and not (_may_read() and select.select([_STDIN], [], [], _LOOK_SECONDS)[0]):
+        threading.Event().wait(_LOOK_SECONDS)
+    return os.read(_STDIN, _READ_BYTES)
+
+
+def _may_read() -> bool:
+    """Return whether the terminal lets this process read: it stops a job in the background that tries to."""
+    try:
+        return os.tcgetpgrp(_STDIN) == os.getpgrp()
+    except OSError:  # it is not the terminal of this session, and stops nobody in it
+        return True
 
 
 @contextmanager

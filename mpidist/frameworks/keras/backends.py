@@ -12,6 +12,16 @@ from mpidist.packages import pip_install
 #: Backend -> the module that has its seam.
 _SEAMS = {"jax": "mpidist.frameworks.keras.jax_steps", "torch": "mpidist.frameworks.keras.torch_steps"}
 
+#: What is put over the methods of a model, by functions of these names in a seam.
+METHODS = (
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+    "train_step",
+    "test_step",
+    "predict_step",
+)
+
 #: The oldest version of Keras that is tested.
 _OLDEST = (3, 12)
 
@@ -20,7 +30,7 @@ def seam() -> Any:
     """Return the module for the backend of Keras.  Local.
 
     Each has ``reduced(replica, gradients, is_weighted)``, ``is_concrete(value)``, ``buffers(model)``,
-    ``share_buffers(replica, model)``, and in ``METHODS`` what is put over the methods of a model.
+    ``share_buffers(replica, model)``, and, of a model and its replica, `METHODS`.
     """
     return importlib.import_module(_SEAMS[keras.backend.backend()])
 

@@ -17,7 +17,7 @@ import numpy
 from keras.src.backend.jax.trainer import JAXEpochIterator
 
 from mpidist.frameworks.keras import checks, metrics
-from mpidist.frameworks.keras.classes import replica_of, stock
+from mpidist.frameworks.keras.classes import stock
 from mpidist.frameworks.keras.current_step import in_optimizer
 from mpidist.frameworks.keras.float_range import half_variables, overflown
 from mpidist.frameworks.keras.inputs import given_rows
@@ -145,12 +145,12 @@ class _Forward:
         replica = self._replica
         replica.factor, replica.weight = factor, weight
         try:
-            with only_added_to(self._changed.variables), metrics.counted(self._model, replica) as odd:
-                found, after = self._whole(state, data)
+            with only_added_to(self._changed.variables), metrics.counted(self._model, replica.count, replica) as odd:
+                results, after = self._whole(state, data)
         finally:
             replica.factor, replica.weight = None, 1.0
         others = after[1] if self._name == "test_step" else after
-        return found, after, self._changed.given(state[1], others, weight), odd
+        return results, after, self._changed.given(state[1], others, weight), odd
 
     def __call__(self, state: Any, data: Any, share: BatchShare | None) -> Any:
         """Return what the model's own step returns.  Collective if it changes variables of layers and has a share."""
@@ -183,7 +183,7 @@ class _Halves:
         replica.factor, replica.weight = factor, weight
         replica.weighted.clear()
         try:
-            with only_added_to(self.changed.variables), metrics.counted(self._model, replica) as odd:
+            with only_added_to(self.changed.variables), metrics.counted(self._model, replica.count, replica) as odd:
                 logs, after, self._optimizer, collected = _noted(self._model, replica, state, data)
         finally:
             replica.factor = None
@@ -196,13 +196,13 @@ class _Halves:
     def _second(self, trainable: Any, optimizer_variables: Any, gradients: Any) -> Any:
         """Return the updated variables, and those of the optimizer."""
         results = iter(gradients)
-        given = [
+        sums = [
             next(results).astype(variable.dtype) if is_present else None
             for is_present, variable in zip(self.is_present, trainable, strict=True)
         ]
-        given = overflown(given, self._model.trainable_variables, self._replica.halves)
+        sums = overflown(sums, self._model.trainable_variables, self._replica.halves)
         with in_optimizer():
-            return self._optimizer.stateless_apply(optimizer_variables, given, trainable)
+            return self._optimizer.stateless_apply(optimizer_variables, sums, trainable)
 
 
 def _noted(model: Any, replica: ModelReplica, state: Any, data: Any) -> tuple[Any, Any, Any, Sequence[Any]]:
@@ -214,15 +214,15 @@ def _noted(model: Any, replica: ModelReplica, state: Any, data: Any) -> tuple[An
     replica.collected = []
     try:
         logs, after = stock(model).train_step(state, data)
-        found = replica.collected
+        applied = replica.collected
     finally:
         replica.collected = None
-    if not found:
+    if not applied:
         raise NotImplementedError(
             "train_step of a distributed Keras model on JAX must apply gradients by optimizer.stateless_apply, of "
             "the optimizer that the model was compiled with; it did not, so each replica would train by itself"
         )
-    ((optimizer, collected),) = found
+    ((optimizer, collected),) = applied
     if not collected.is_in(after):
         raise _used_too_early()
     return logs, after, optimizer, collected.gradients
@@ -239,7 +239,7 @@ class _GradientStep:
     def _traced(self, state: Any, data: Any) -> Any:
         is_part = self._replica.share is not None
         variables = layer_variables(self._model) if is_part else ()
-        with only_added_to(variables), metrics.only_added_up(self._model, self._replica.workers, is_part) as odd:
+        with only_added_to(variables), metrics.counted(self._model, self._replica.workers, is_part=is_part) as odd:
             logs, after, optimizer, gradients = _noted(self._model, self._replica, state, data)
         checks.require_compiled_optimizer(self._model, optimizer)
         return logs, gradients, odd, after[1], after[3]
@@ -285,14 +285,12 @@ def _weighted(value: Any, weight: Any) -> Any:
 # -- put over the methods of a model ----------------------------------------------------------------------------------
 
 
-def _make_train_function(self: Any, force: bool = False) -> Any:
-    replica = replica_of(self)
-    if replica is None:
-        return stock(self).make_train_function(force)
-    if self.train_function is None or force:
+def make_train_function(model: Any, replica: ModelReplica, force: bool = False) -> None:
+    """Make what `fit` calls for each batch.  Local.  NotImplementedError: JAX computes on another device."""
+    if model.train_function is None or force:
         _require_host()
-        replica.steps, replica.halves = _Halves(self, replica), half_variables(self)
-        _without_jit(self, stock(self).make_train_function, force)
+        replica.steps, replica.halves = _Halves(model, replica), half_variables(model)
+        _without_jit(model, stock(model).make_train_function, force)
 
 
 def _require_host() -> None:
@@ -304,22 +302,18 @@ def _require_host() -> None:
         )
 
 
-def _make_test_function(self: Any, force: bool = False) -> Any:
-    replica = replica_of(self)
-    if replica is None:
-        return stock(self).make_test_function(force)
-    if self.test_function is None or force:
-        replica.test_step = _Forward(self, replica, "test_step")
-        _without_jit(self, stock(self).make_test_function, force)
+def make_test_function(model: Any, replica: ModelReplica, force: bool = False) -> None:
+    """Make what `evaluate` calls for each batch.  Local."""
+    if model.test_function is None or force:
+        replica.test_step = _Forward(model, replica, "test_step")
+        _without_jit(model, stock(model).make_test_function, force)
 
 
-def _make_predict_function(self: Any, force: bool = False) -> Any:
-    replica = replica_of(self)
-    if replica is None:
-        return stock(self).make_predict_function(force)
-    if self.predict_function is None or force:
-        replica.predict_step = _Forward(self, replica, "predict_step")
-        _without_jit(self, stock(self).make_predict_function, force)
+def make_predict_function(model: Any, replica: ModelReplica, force: bool = False) -> None:
+    """Make what `predict` calls for each batch.  Local."""
+    if model.predict_function is None or force:
+        replica.predict_step = _Forward(model, replica, "predict_step")
+        _without_jit(model, stock(model).make_predict_function, force)
 
 
 def _without_jit(model: Any, make: Callable[[bool], Any], force: bool) -> None:
@@ -331,13 +325,11 @@ def _without_jit(model: Any, make: Callable[[bool], Any], force: bool) -> None:
         model.jit_compile = is_compiled
 
 
-def _train_step(self: Any, state: Any, data: Any) -> Any:
-    replica = replica_of(self)
-    if replica is None:
-        return stock(self).train_step(state, data)
+def train_step(model: Any, replica: ModelReplica, state: Any, data: Any) -> Any:
+    """Train with this replica's rows of a batch; return logs and state.  Collective."""
     share = replica.next_share(given_rows(data))
     if not replica.is_synchronized:
-        state = _synchronized(replica, self, state)
+        state = _synchronized(replica, model, state)
     trainable, before, optimizer_variables, metrics_variables = state
     halves = replica.steps
     with replica.step(share):
@@ -355,27 +347,23 @@ def _train_step(self: Any, state: Any, data: Any) -> Any:
         trainable, optimizer_variables = halves.second(trainable, optimizer_variables, results[: len(gradients)])
     others = halves.changed.settle(before, others, results[len(gradients) :])
     kept = new_metrics if share.own_rows else metrics_variables
-    logs = _logs_of_batch(self, replica, logs, kept, share.own_rows) if replica.is_for_one_batch else logs
+    logs = _logs_of_batch(model, replica, logs, kept, share.own_rows) if replica.is_for_one_batch else logs
     return logs, (trainable, others, optimizer_variables, kept)
 
 
-def _test_step(self: Any, state: Any, data: Any) -> Any:
-    replica = replica_of(self)
-    if replica is None:
-        return stock(self).test_step(state, data)
+def test_step(model: Any, replica: ModelReplica, state: Any, data: Any) -> Any:
+    """Evaluate this replica's rows of a batch; return logs and state.  Collective."""
     share = replica.next_share(given_rows(data))
     if not replica.is_synchronized:
-        state = _synchronized(replica, self, state)
+        state = _synchronized(replica, model, state)
     logs, after = replica.test_step(state, data, share)
     kept = after[2] if share.own_rows else state[2]
-    logs = _logs_of_batch(self, replica, logs, kept, share.own_rows) if replica.is_for_one_batch else logs
+    logs = _logs_of_batch(model, replica, logs, kept, share.own_rows) if replica.is_for_one_batch else logs
     return logs, (after[0], after[1], kept)
 
 
-def _predict_step(self: Any, state: Any, data: Any) -> Any:
-    replica = replica_of(self)
-    if replica is None:
-        return stock(self).predict_step(state, data)
+def predict_step(model: Any, replica: ModelReplica, state: Any, data: Any) -> Any:
+    """Return predictions for this replica's rows of a batch, and state.  Collective where layers change."""
     return replica.predict_step(state, data, replica.next_share(given_rows(data)) if replica.shares else None)
 
 
@@ -412,12 +400,3 @@ def share_buffers(replica: ModelReplica, model: Any) -> None:
 
 
 EpochIterator = JAXEpochIterator
-
-METHODS = {
-    "make_train_function": _make_train_function,
-    "make_test_function": _make_test_function,
-    "make_predict_function": _make_predict_function,
-    "train_step": _train_step,
-    "test_step": _test_step,
-    "predict_step": _predict_step,
-}

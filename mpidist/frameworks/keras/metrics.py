@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -112,16 +112,26 @@ def is_close(value: Any, other: Any) -> bool:
 
 
 @contextmanager
-def counted(model: keras.Model, replica: ModelReplica) -> Iterator[dict[str, Any]]:
+def counted(
+    model: keras.Model, count: int, replica: ModelReplica | None = None, is_part: bool = True
+) -> Iterator[dict[str, Any]]:
     """Let metrics count a part of a batch as a part of it, for the time of a ``with`` block.  Local.
 
-    Numbers that a step gives to `Mean` metrics weigh as its rows: such a number is a mean over the rows, as a loss is,
-    and it counts once for a batch, so its parts count once together.  Yields and raises what `only_added_up` does.
+    Yields a mapping for `require_sums`, in which updates of the user's own metrics put, by the path of a variable,
+    whether they do more than add to it.
+
+    `count`: how many add up.  `replica`: where numbers that a step gives to `Mean` metrics are to weigh as its rows:
+    such a number is a mean over the rows, as a loss is, and it counts once for a batch, so its parts count once
+    together.  `is_part`: whether this is a part of a batch.  ValueError, when a metric is updated with one: a function
+    is one number for all rows.
     """
     metrics = _every(model)
-    means = [each for each in metrics if type(each).update_state is keras.metrics.Mean.update_state]
-    weighing = [(each, "update_state", _weighing(each, replica)) for each in means]
-    with put_over(weighing), _added_up(metrics, replica.count, True) as odd:
+    odd: dict[str, Any] = {}
+    methods = [(each, "update_state", _watching(each, odd)) for each, _ in _own_sums(metrics, count)]
+    if replica is not None:
+        means = [each for each in metrics if type(each).update_state is keras.metrics.Mean.update_state]
+        methods += [(each, "update_state", _weighing(each, replica)) for each in means]
+    with put_over([*methods, *(functions_of_rows(metrics) if is_part else ())]):
         yield odd
 
 
@@ -188,25 +198,6 @@ def require_zeros(model: keras.Model, count: int) -> None:
                     f"the metric variable {variable.path!r} begins with other numbers than zeros, which would count "
                     f"{count} times: the variables of metrics are added up. {_ADVICE}"
                 )
-
-
-def only_added_up(model: keras.Model, count: int, is_part: bool) -> AbstractContextManager[dict[str, Any]]:
-    """Find variables of metrics to which an update does not add, for the time of a ``with`` block.  Local.
-
-    Yields a mapping for `require_sums`, in which updates of the user's own metrics put, by path, whether it is one.
-
-    `count`: how many add up.  `is_part`: whether this is a part of a batch.  ValueError, when a metric is updated with
-    one: a function is one number for all rows.
-    """
-    return _added_up(_every(model), count, is_part)
-
-
-@contextmanager
-def _added_up(metrics: list[Any], count: int, is_part: bool) -> Iterator[dict[str, Any]]:
-    odd: dict[str, Any] = {}
-    watching = [(each, "update_state", _watching(each, odd)) for each, _ in _own_sums(metrics, count)]
-    with put_over([*watching, *(functions_of_rows(metrics) if is_part else ())]):
-        yield odd
 
 
 def _watching(metric: Any, odd: dict[str, Any]) -> Callable[..., Any]:

@@ -31,7 +31,7 @@ from mpidist.training.predictions import input_order
 
 def distribute_model(model: keras.Model, replica: ModelReplica) -> None:
     """Let a model train over all replicas; also one whose constructor has not run yet.  Local."""
-    distribute(model, _methods(), replica)
+    distribute(model, _METHODS, replica)
     for name in ("train_function", "test_function", "predict_function"):
         if name in vars(model):  # made of the steps of one rank
             setattr(model, name, None)
@@ -79,38 +79,38 @@ def _fit(self: Any, *args: Any, **kwargs: Any) -> Any:
     return replica.run(lambda: stock(self).fit(**_fit_arguments(self, replica, bound.arguments)))
 
 
-def _fit_arguments(model: Any, replica: ModelReplica, given: dict[str, Any]) -> dict[str, Any]:
+def _fit_arguments(model: Any, replica: ModelReplica, options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of the stock `fit` for this replica.  Collective."""
     checks.require_trainable(model)
     settings = ("epochs", "initial_epoch", "steps_per_epoch", "validation_steps", "validation_freq", "validation_split")
-    replica.compare("fit of a Keras model", [fact(name, given.get(name)) for name in settings])
-    arrays = given.pop("x"), given.pop("y"), given.pop("sample_weight")
-    other, fraction = given["validation_data"], given.pop("validation_split")
-    size, validation_size = given.pop("batch_size"), given.pop("validation_batch_size")
+    replica.compare("fit of a Keras model", [fact(name, options.get(name)) for name in settings])
+    arrays = options.pop("x"), options.pop("y"), options.pop("sample_weight")
+    other, fraction = options["validation_data"], options.pop("validation_split")
+    size, validation_size = options.pop("batch_size"), options.pop("validation_batch_size")
     if fraction and other is None:
         arrays, other = split(arrays, fraction)
-    steps, shuffle, class_weight = given["steps_per_epoch"], given.pop("shuffle"), given.pop("class_weight")
+    steps, shuffle, class_weight = options["steps_per_epoch"], options.pop("shuffle"), options.pop("class_weight")
     data = adapter_of(replica, "fit", arrays, size, steps, shuffle, class_weight)
     if other is not None:
-        steps = given["validation_steps"]
+        steps = options["validation_steps"]
         other = adapter_of(replica, "validation_data", _three(other), validation_size or size, steps)
     return {
-        **given,
+        **options,
         "x": data,
         "validation_data": other,
         "shuffle": False,
-        "callbacks": with_agreement(replica, given["callbacks"]),
-        "verbose": given["verbose"] if replica.is_chief else 0,
+        "callbacks": with_agreement(replica, options["callbacks"]),
+        "verbose": options["verbose"] if replica.is_chief else 0,
     }
 
 
-def _three(given: Any) -> tuple[Any, Any, Any]:
+def _three(data: Any) -> tuple[Any, Any, Any]:
     """Return inputs, labels and weights of what is given as validation data."""
-    if not isinstance(given, (tuple, list)):
-        return given, None, None
-    if len(given) > 3:
-        raise ValueError(f"validation_data must be (inputs, labels, weights) or a part of it, got {len(given)} things")
-    x, y, sample_weight = (*given, None, None)[:3]
+    if not isinstance(data, (tuple, list)):
+        return data, None, None
+    if len(data) > 3:
+        raise ValueError(f"validation_data must be (inputs, labels, weights) or a part of it, got {len(data)} things")
+    x, y, sample_weight = (*data, None, None)[:3]
     return x, y, sample_weight
 
 
@@ -170,23 +170,23 @@ def _predict(
     return replica.run(run)
 
 
-def _gathered(replica: ModelReplica, found: Any, shares: Sequence[BatchShare]) -> Any:
+def _gathered(replica: ModelReplica, predictions: Any, shares: Sequence[BatchShare]) -> Any:
     """Return the predictions for all rows, of those for this replica's rows batch by batch.  Collective."""
-    given = sum(share.given_rows for share in shares)
+    rows = sum(share.given_rows for share in shares)
     counts = numpy.concatenate([numpy.full(share.given_rows, share.own_rows > 0) for share in shares])
     parts = [[BatchShare.of(share.rows, n, replica.count).own_rows for share in shares] for n in range(replica.count)]
     order = input_order(parts)
 
     def joined(leaf: Any) -> numpy.ndarray:
         array = numpy.asarray(leaf)
-        if len(array) != given:
+        if len(array) != rows:
             raise ValueError(
-                f"{replica.name}: the model made {len(array)} predictions of {given} rows; a distributed model must "
+                f"{replica.name}: the model made {len(array)} predictions of {rows} rows; a distributed model must "
                 "make one for each row"
             )
         return replica.communicator.all_gather(numpy.ascontiguousarray(array[counts]), axis=0)[order]
 
-    return keras.tree.map_structure(joined, found)
+    return keras.tree.map_structure(joined, predictions)
 
 
 # -- one batch --------------------------------------------------------------------------------------------------------
@@ -203,11 +203,11 @@ def _test_on_batch(self: Any, x: Any, y: Any = None, sample_weight: Any = None, 
     return _on_batch(self, stock(self).test_on_batch, (x, y, sample_weight), {"return_dict": return_dict})
 
 
-def _on_batch(model: Any, method: Callable[..., Any], arrays: tuple[Any, Any, Any], given: dict[str, Any]) -> Any:
+def _on_batch(model: Any, method: Callable[..., Any], arrays: tuple[Any, Any, Any], options: dict[str, Any]) -> Any:
     """Call a method with this replica's rows of a global batch; it returns loss and metrics of the whole batch."""
     replica = replica_of(model)
     if replica is None:
-        return method(*arrays, **given)
+        return method(*arrays, **options)
 
     def run() -> Any:
         checks.require_trainable(model)
@@ -218,7 +218,7 @@ def _on_batch(model: Any, method: Callable[..., Any], arrays: tuple[Any, Any, An
         replica.shares.append(share)
         replica.is_for_one_batch = True
         try:
-            return method(*(cut(each, share) for each in (x, y, sample_weight)), **given)
+            return method(*(cut(each, share) for each in (x, y, sample_weight)), **options)
         finally:
             replica.is_for_one_batch = False
 
@@ -367,6 +367,18 @@ def _replaced(path: Path, overwrite: bool) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def _of_backend(name: str) -> Callable[..., Any]:
+    """Return a method that calls what the seam of the backend has under its name."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replica = replica_of(self)
+        if replica is None:
+            return getattr(stock(self), name)(*args, **kwargs)
+        return getattr(backends.seam(), name)(self, replica, *args, **kwargs)
+
+    return method
+
+
 #: What compiles and saves a model as one of the user's own class.
 SAVING: dict[str, Any] = {
     "compile": _compile,
@@ -377,8 +389,9 @@ SAVING: dict[str, Any] = {
     "save_weights": _save_weights,
 }
 
-_ON_EVERY_BACKEND: dict[str, Any] = {
+_METHODS: dict[str, Any] = {
     **SAVING,
+    **{name: _of_backend(name) for name in backends.METHODS},
     "fit": _fit,
     "evaluate": _evaluate,
     "predict": _predict,
@@ -393,13 +406,3 @@ _ON_EVERY_BACKEND: dict[str, Any] = {
     "load_weights": _load_weights,
     "set_weights": _set_weights,
 }
-
-_made: dict[str, dict[str, Any]] = {}
-
-
-def _methods() -> dict[str, Any]:
-    """Return what is put over the methods of a model, the same mapping every time."""
-    backend = keras.backend.backend()
-    if backend not in _made:
-        _made[backend] = {**_ON_EVERY_BACKEND, **backends.seam().METHODS}
-    return _made[backend]

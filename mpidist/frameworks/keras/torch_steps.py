@@ -13,7 +13,7 @@ import torch
 from keras.src.backend.torch.trainer import TorchEpochIterator
 
 from mpidist.frameworks.keras import checks, metrics
-from mpidist.frameworks.keras.classes import replica_of, stock
+from mpidist.frameworks.keras.classes import stock
 from mpidist.frameworks.keras.float_range import half_variables
 from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.layer_state import layer_variables, only_added_to
@@ -125,25 +125,25 @@ class _WatchedState:
 # -- put over the methods of a model ----------------------------------------------------------------------------------
 
 
-def _make_train_function(self: Any, force: bool = False) -> Any:
-    _prepare(self)
-    return stock(self).make_train_function(force)
+def make_train_function(model: Any, replica: ModelReplica, force: bool = False) -> Any:
+    """Make what `fit` calls for each batch, and return it.  Local.  NotImplementedError: it would be compiled."""
+    _prepare(model, replica)
+    return stock(model).make_train_function(force)
 
 
-def _make_test_function(self: Any, force: bool = False) -> Any:
-    _prepare(self)
-    return stock(self).make_test_function(force)
+def make_test_function(model: Any, replica: ModelReplica, force: bool = False) -> Any:
+    """Make what `evaluate` calls for each batch, and return it.  Local.  Errors as for `make_train_function`."""
+    _prepare(model, replica)
+    return stock(model).make_test_function(force)
 
 
-def _make_predict_function(self: Any, force: bool = False) -> Any:
-    _prepare(self)
-    return stock(self).make_predict_function(force)
+def make_predict_function(model: Any, replica: ModelReplica, force: bool = False) -> Any:
+    """Make what `predict` calls for each batch, and return it.  Local.  Errors as for `make_train_function`."""
+    _prepare(model, replica)
+    return stock(model).make_predict_function(force)
 
 
-def _prepare(model: Any) -> None:
-    replica = replica_of(model)
-    if replica is None:
-        return
+def _prepare(model: Any, replica: ModelReplica) -> None:
     _refuse_compiled(model)
     replica.steps, replica.halves = _WatchedState(model), half_variables(model)
 
@@ -156,26 +156,22 @@ def _refuse_compiled(model: Any) -> None:
         )
 
 
-def _train_step(self: Any, data: Any) -> Any:
-    replica = replica_of(self)
-    if replica is None:
-        return stock(self).train_step(data)
-    return _step(self, replica, data, stock(self).train_step)
+def train_step(model: Any, replica: ModelReplica, data: Any) -> Any:
+    """Train with this replica's rows of a batch; return logs.  Collective."""
+    return _step(model, replica, data, stock(model).train_step)
 
 
-def _test_step(self: Any, data: Any) -> Any:
-    replica = replica_of(self)
-    if replica is None:
-        return stock(self).test_step(data)
-    return _step(self, replica, data, stock(self).test_step)
+def test_step(model: Any, replica: ModelReplica, data: Any) -> Any:
+    """Evaluate this replica's rows of a batch; return logs.  Collective."""
+    return _step(model, replica, data, stock(model).test_step)
 
 
-def _predict_step(self: Any, data: Any) -> Any:
-    replica = replica_of(self)
-    if replica is None or not replica.shares:  # `predict_on_batch`, where every rank has all rows
-        return stock(self).predict_step(data)
+def predict_step(model: Any, replica: ModelReplica, data: Any) -> Any:
+    """Return predictions for this replica's rows of a batch.  Collective where layers change."""
+    if not replica.shares:  # `predict_on_batch`, where every rank has all rows
+        return stock(model).predict_step(data)
     share = replica.next_share(given_rows(data))
-    return _settled(replica, share, lambda: stock(self).predict_step(data))
+    return _settled(replica, share, lambda: stock(model).predict_step(data))
 
 
 def _settled(replica: ModelReplica, share: BatchShare, step: Callable[[], Any]) -> Any:
@@ -184,11 +180,11 @@ def _settled(replica: ModelReplica, share: BatchShare, step: Callable[[], Any]) 
     watched.look()
     with replica.step(share):
         with only_added_to(watched.variables):
-            found = step()
+            results = step()
         changed = watched.changed()
         if changed:
             watched.settle(changed, _with_vote(replica, ReduceOp.SUM, watched.given(replica, changed)))
-    return found
+    return results
 
 
 def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
@@ -197,7 +193,7 @@ def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
         synchronize(replica, model)
     replica.factor = share.rows / share.given_rows
     kept = [] if share.own_rows else [(each, each.value.clone()) for each in model.metrics_variables]
-    with metrics.counted(model, replica) as odd:
+    with metrics.counted(model, replica.count, replica) as odd:
         logs = _settled(replica, share, lambda: stock_step(data))
     metrics.require_sums(odd)
     for variable, value in kept:
@@ -222,19 +218,19 @@ def gradients_of_step(model: Any, replica: Any, data: Any) -> tuple[dict[str, An
     try:
         is_part = replica.share is not None
         variables = replica.steps.variables if is_part else ()
-        with only_added_to(variables), metrics.only_added_up(model, replica.workers, is_part) as odd:
+        with only_added_to(variables), metrics.counted(model, replica.workers, is_part=is_part) as odd:
             logs = stock(model).train_step(keras.tree.map_structure(_as_tensor, data))
-        found = replica.collected
+        applied = replica.collected
     finally:
         replica.collected = None
     metrics.require_sums(odd)
     replica.steps.changed()  # raises where buffers were
-    if len(found) != 1:
+    if len(applied) != 1:
         raise NotImplementedError(
-            f"train_step of this model calls optimizer.apply {len(found)} times, and servers are given the gradients "
+            f"train_step of this model calls optimizer.apply {len(applied)} times, and servers are given the gradients "
             "of one call; apply all gradients at once, by the optimizer that the model was compiled with"
         )
-    ((optimizer, gradients, variables),) = found
+    ((optimizer, gradients, variables),) = applied
     checks.require_compiled_optimizer(model, optimizer)
     known = {id(each): gradient for each, gradient in zip(variables, gradients, strict=True) if gradient is not None}
     found_all = [_on_host(known.pop(id(each))) if id(each) in known else None for each in model.trainable_variables]
@@ -284,12 +280,3 @@ def buffers(model: Any) -> list[tuple[str, Any]]:
 
 
 EpochIterator = TorchEpochIterator
-
-METHODS = {
-    "make_train_function": _make_train_function,
-    "make_test_function": _make_test_function,
-    "make_predict_function": _make_predict_function,
-    "train_step": _train_step,
-    "test_step": _test_step,
-    "predict_step": _predict_step,
-}

@@ -222,14 +222,14 @@ class GradientList:
     def _settle(self, op: str, scale: float | None) -> frozenset[int]:
         """Give this replica the gradients that others have, and reduce those that are sparse anywhere."""
         has, is_sparse = self.has != 0, self._is_sparse != 0
-        found = []
+        sparse = []
         for number, parameter in enumerate(self.parameters):
             if is_sparse[number]:
-                found += [number]
+                sparse += [number]
                 self._settle_rows(number, parameter, op, scale)
             elif has[number] and parameter.grad is None:
                 parameter.grad = self._zeros.pop(number).to(parameter.device)
-        return frozenset(found)
+        return frozenset(sparse)
 
     def _settle_rows(self, number: int, parameter: torch.Tensor, op: str, scale: float | None) -> None:
         """Reduce a gradient that is sparse on some replica; on others it may be dense, or missing."""
@@ -243,14 +243,9 @@ class GradientList:
         if number not in self.sparse:
             # the dense ones of other replicas, which are in the zeros of this one
             dense = self._zeros.get(number) if gradient is None or _is_sparse(gradient) else gradient
-            if dense is not None and self._has_dense(dense):
+            if dense is not None and torch.count_nonzero(dense):  # the same on all: a replica gave a dense one
                 total = total.to_dense() + dense.to(parameter.device)
         parameter.grad = total
-
-    @staticmethod
-    def _has_dense(reduced: torch.Tensor) -> bool:
-        """Return whether any replica gave a dense gradient: the reduced one is not all zeros.  The same on all."""
-        return bool(torch.count_nonzero(reduced))
 
 
 def _is_sparse(gradient: torch.Tensor | None) -> bool:

@@ -218,10 +218,10 @@ class Client:
     # -- gradients ----------------------------------------------------------------------------------------------------
 
     @_asks
-    def push(self, optimizer: int, pairs: Sequence[tuple[Key, Any]], scale: float = 1.0) -> None:
+    def push(self, optimizer: int, pairs: Sequence[tuple[Key, Any]], scale: float = 1.0) -> PlannedList:
         """Have gradients applied as one step of an optimizer, by this process or by servers, which are not waited for.
 
-        Ends the snapshot.
+        Ends the snapshot.  Returns the plan of their list, for `push_planned`.
         """
         keys, gradients = tuple(map(_KEY, pairs)), list(map(_GRADIENT, pairs))
         kinds = set(map(type, gradients))
@@ -229,6 +229,7 @@ class Client:
             gradients = [each if isinstance(each, IndexedSlices) else arrays.to_array(each) for each in gradients]
         planned = self.plans.find(keys, gradients, IndexedSlices in kinds)
         self.push_planned(optimizer, planned, gradients, scale)
+        return planned
 
     def push_planned(self, optimizer: int, planned: PlannedList, gradients: Sequence[Any], scale: float = 1.0) -> None:
         """Do what `push` does, with arrays and slices for the list that `plans` has just found."""
@@ -292,14 +293,14 @@ class Client:
     @_asks
     def optimizer_state(self, number: int) -> dict[str, Any]:
         """Return an optimizer's steps and settings, and its slots as ``"variable/shard/slot"`` to new arrays."""
-        found: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         for end in self.servers:
             answer, memory = end.ask("state", number=number)
             values = protocol.parted(memory, [description for _, *description in answer["arrays"]])
-            if answer["plain"]["iterations"] >= found.get("iterations", 0):
-                found.update(answer["plain"])
-            found.update(zip([name for name, *_ in answer["arrays"]], values, strict=True))
-        return found
+            if answer["plain"]["iterations"] >= state.get("iterations", 0):
+                state.update(answer["plain"])
+            state.update(zip([name for name, *_ in answer["arrays"]], values, strict=True))
+        return state
 
     @_asks
     def restore_optimizer(self, number: int, state: dict[str, Any]) -> None:

@@ -109,13 +109,13 @@ class ServedUpdates(Updates):
                 for part in variable.pushed(gradient)
             ]
         client = self._client
-        client.push(self._number, pairs, scale)
-        if isinstance(client, Client) and all(type(each) is numpy.ndarray for each in gradients):
-            if all(type(variable) is ServedVariable for variable in variables):
-                plan = client.plans.find(tuple([variable.key for variable in variables]), gradients)
-                self._known.appendleft(
-                    _Again(tuple(variables), variables[0].strategy, client, client.generation, ref(plan))
-                )
+        if not isinstance(client, Client):
+            client.push(self._number, pairs, scale)
+            return
+        generation = client.generation
+        plan = client.push(self._number, pairs, scale)
+        if set(map(type, gradients)) == _ARRAYS and all(type(each) is ServedVariable for each in variables):
+            self._known.appendleft(_Again(tuple(variables), variables[0].strategy, client, generation, ref(plan)))
 
     def step_again(self, stages: GradientStages, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
@@ -178,14 +178,14 @@ class ServedUpdates(Updates):
         """Return steps and learning rate; and all slots, whole as any strategy has them."""
         if not self._is_known():
             self._register()
-        found = self._client.optimizer_state(self._number)
+        state = self._client.optimizer_state(self._number)
         variables = self._registry.variables
         saved = []
-        for number, parts_of_slot in sorted(_by_variable(found).items()):
+        for number, parts_of_slot in sorted(_by_variable(state).items()):
             variable = variables[number]
             whole = {slot: _joined(variable, parts) for slot, parts in parts_of_slot.items()}
             saved.append(SavedSlots(variable.name, whole, variable))
-        return {name: value for name, value in found.items() if name in _PLAIN}, saved
+        return {name: value for name, value in state.items() if name in _PLAIN}, saved
 
     def match(self, saved: Sequence[SavedSlots]) -> None:
         """Bind saved slots to variables of the servers."""
@@ -230,12 +230,12 @@ def _times(gradient: Any, factor: float) -> Any:
 
 def _by_variable(state: Mapping[str, Any]) -> dict[int, dict[str, dict[int, Any]]]:
     """Return variable -> slot -> shard -> array, of what servers keep as ``"variable/shard/slot"``."""
-    found: dict[int, dict[str, dict[int, Any]]] = {}
+    slots: dict[int, dict[str, dict[int, Any]]] = {}
     for name, value in state.items():
         if name.count("/") == 2 and _is_slot(name):
             number, shard, slot = name.split("/")
-            found.setdefault(int(number), {}).setdefault(slot, {})[int(shard)] = value
-    return found
+            slots.setdefault(int(number), {}).setdefault(slot, {})[int(shard)] = value
+    return slots
 
 
 def _joined(variable: ServedVariable, parts: Mapping[int, Any]) -> Any:

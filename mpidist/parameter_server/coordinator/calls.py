@@ -74,15 +74,15 @@ class Calls:
         """Return what stands for `fn`, a new one if it has not been scheduled before.  Local."""
         try:
             key = fn
-            found = self._functions.get(key)
+            function = self._functions.get(key)
         except TypeError:  # not hashable; it is kept, so that nothing else gets its id
             key = id(fn)
-            found = self._functions.get(key)
-        if found is None:
+            function = self._functions.get(key)
+        if function is None:
             if len(self._functions) >= _MOST_FUNCTIONS:
                 self._forget_function(next(iter(self._functions)))
-            found = self._functions[key] = Function(fn, self.new_number())
-        return found
+            function = self._functions[key] = Function(fn, self.new_number())
+        return function
 
     def new_number(self) -> int:
         """Return a number for something that chief and workers both name by it."""
@@ -121,7 +121,7 @@ class Calls:
             return
         now = time.monotonic()
         with_room = [end for end in self.worker_ends if end.has_room(now)]
-        with_room.sort(key=_has_work)
+        with_room.sort(key=lambda end: bool(end.batches))
         while self.waiting and with_room:
             for end in with_room:
                 if self.waiting and not end.is_gone:
@@ -368,10 +368,6 @@ class Calls:
         left = min(end.next_look for end in busy) - time.monotonic()
         shortest = min(end.batches[0].seconds for end in busy)
         return min(max(left, shortest * _LATE_SHARE), _LONG_NAP_SECONDS)
-
-
-def _has_work(end: WorkerEnd) -> bool:
-    return bool(end.batches)
 
 
 def _learn(batch: CallBatch, seconds: float, count: int) -> None:

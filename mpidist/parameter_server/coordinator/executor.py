@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -64,20 +65,17 @@ class FunctionExecutor:
     # -- listening ----------------------------------------------------------------------------------------------------
 
     def _next(self) -> tuple[Any, ...]:
-        if self._waiting:
-            return self._waiting.pop(0)
-        content = self._chief.hear()
-        if content is None:
-            self._client.idle()
-            content = self._heard()
-        return content
+        return self._waiting.pop(0) if self._waiting else self._heard(is_idle=True)
 
-    def _heard(self) -> tuple[Any, ...]:
-        """Return what the chief says next, waiting for it as long as it takes."""
+    def _heard(self, is_idle: bool, seconds: float = math.inf) -> Any:
+        """Return what the chief says next, waiting for it as long as it takes; None after so many seconds."""
         content = self._chief.hear()
         if content is None:
+            if is_idle:
+                self._client.idle()
+            end = time.monotonic() + seconds
             patience = self._chief.patience(f"{self._name} waits for the chief to schedule a function")
-            while (content := self._chief.hear()) is None:
+            while (content := self._chief.hear()) is None and time.monotonic() < end:
                 patience.tick()
                 if self._chief.is_lost:
                     raise self._chief.lost(patience.what)
@@ -216,7 +214,7 @@ class FunctionExecutor:
     def _asked_for(self, number: int, why: str) -> bytes:
         """Return the definition by value of what this worker does not have."""
         self._chief.say(Topic.UNKNOWN, number, why)
-        while (content := self._heard())[0] != Topic.DEFINE:
+        while (content := self._heard(is_idle=False))[0] != Topic.DEFINE:
             self._waiting.append(content)
         _, _, definition, failure = content
         if definition is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,27 +33,11 @@ class GroupExecutor(FunctionExecutor):
         self._communicator = communicator
         self._is_first = chief is not None
 
-    def _next(self) -> tuple[Any, ...]:
-        return self._waiting.pop(0) if self._waiting else self._heard()
-
-    def _heard(self) -> tuple[Any, ...]:
-        content: tuple[Any, ...] | None = None
+    def _heard(self, is_idle: bool, seconds: float = _SIGN_SECONDS) -> Any:
+        content = None
         while content is None:
-            mine = pickle.dumps(self._heard_by_first(), PROTOCOL) if self._is_first else b""
+            mine = pickle.dumps(super()._heard(is_idle, seconds), PROTOCOL) if self._is_first else b""
             content = pickle.loads(self._communicator.exchange(mine, "work for a worker of several ranks", 0)[0])
-        return content
-
-    def _heard_by_first(self) -> tuple[Any, ...] | None:
-        """Return what the chief says next, None if it says nothing for some time."""
-        content = self._chief.hear()
-        if content is None:
-            self._client.idle()
-            began = time.monotonic()
-            patience = self._chief.patience(f"{self._name} waits for the chief to schedule a function")
-            while (content := self._chief.hear()) is None and time.monotonic() < began + _SIGN_SECONDS:
-                patience.tick()
-                if self._chief.is_lost:
-                    raise self._chief.lost(patience.what)
         return content
 
     def _run(self, batch: int, numbers: Sequence[int], payloads: Sequence[Any], results: list[Any]) -> Failure | None:

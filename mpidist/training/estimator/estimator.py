@@ -191,13 +191,13 @@ class Estimator:
         """
         _require_steps(steps=steps, max_steps=max_steps)
         require_input_fn(input_fn)
-        given = checked_hooks(hooks), checked_listeners(saving_listeners)
+        own_hooks = checked_hooks(hooks), checked_listeners(saving_listeners)
         strategy = self._strategy_to_train()
         newest = _from_chief(lambda: newest_in(self._directory), "newest checkpoint")
         if max_steps is not None and newest and number_of(Path(newest)) >= max_steps:
             _log.info("Skipping training since max_steps has already saved.")
             return self
-        self._train(input_fn, strategy, steps, max_steps, *given)
+        self._train(input_fn, strategy, steps, max_steps, *own_hooks)
         return self
 
     def _train(
@@ -285,11 +285,11 @@ class Estimator:
     ) -> tuple[ModelEvaluation, StepBatches]:
         """Return what evaluates, before a checkpoint is restored, and its data.  Collective, as `evaluate`."""
         require_input_fn(input_fn)
-        given = checked_hooks(hooks)
+        own_hooks = checked_hooks(hooks)
         strategy = self._strategy_to_evaluate()
         batches = StepBatches(input_fn, strategy, self._named(ModeKeys.EVAL))
         built = self._build(ModeKeys.EVAL, strategy, batches.outline)
-        return ModelEvaluation(built, steps, given), batches
+        return ModelEvaluation(built, steps, own_hooks), batches
 
     def predict(
         self,
@@ -321,29 +321,29 @@ class Estimator:
             As for `evaluate`; iterating raises ValueError where there is no entry of `predict_keys`.
         """
         require_input_fn(input_fn)
-        given = checked_hooks(hooks)
+        own_hooks = checked_hooks(hooks)
         path = self._path(checkpoint_path, "predict")
         batches = StepBatches(input_fn, STRATEGY, self._named(ModeKeys.PREDICT))
         built = self._new_model(ModeKeys.PREDICT, STRATEGY, batches.outline)  # another call must not change this one's
         if path:
             built.checkpoint.restore_here(path)
-        return predicted(built, batches, predict_keys, yield_single_examples, given)
+        return predicted(built, batches, predict_keys, yield_single_examples, own_hooks)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _named(self, mode: str) -> dict[str, Any]:
         return {"mode": mode, "params": self.params, "config": self._config}
 
-    def _path(self, given: Any, verb: str) -> str:
+    def _path(self, checkpoint_path: Any, verb: str) -> str:
         """Return the checkpoint to restore, the same on all ranks of this worker; "" with a warning for none."""
-        if given is not None:
-            return str(given_path(given, "checkpoint_path", is_file=True))
-        found: str = together(lambda: newest_in(self._directory), "newest checkpoint")
-        if not found:
+        if checkpoint_path is not None:
+            return str(given_path(checkpoint_path, "checkpoint_path", is_file=True))
+        path: str = together(lambda: newest_in(self._directory), "newest checkpoint")
+        if not path:
             _log.warning(
                 "Could not find trained model in model_dir: %s, running initialization to %s.", self.model_dir, verb
             )
-        return found
+        return path
 
     def _build(self, mode: str, strategy: Any, outline: Any) -> BuiltModel:
         key = (mode, id(strategy), repr(outline))
@@ -422,14 +422,14 @@ def _all_hooks(given: list[SessionRunHook], built: BuiltModel) -> list[SessionRu
 def _require_steps(**given: int | None) -> None:
     if len([value for value in given.values() if value is not None]) > 1:
         raise ValueError("Can not provide both steps and max_steps.")
-    require_numbers(">", **given)
+    require_positive(given)
 
 
-def require_numbers(sign: str, **given: float | None) -> None:
-    """Raise ValueError for a number that is not ``>`` or ``>=`` 0; None is no number.  Local."""
-    for name, value in given.items():
-        if value is not None and not (value > 0 or (value == 0 and sign == ">=")):
-            raise ValueError(f"Must specify {name} {sign} 0, given: {value}")
+def require_positive(numbers: Mapping[str, float | None], or_zero: bool = False) -> None:
+    """Raise ValueError for a number that is not above 0, or, with `or_zero`, is below it; None is no number.  Local."""
+    for name, value in numbers.items():
+        if value is not None and not (value > 0 or (or_zero and value == 0)):
+            raise ValueError(f"Must specify {name} {'>=' if or_zero else '>'} 0, given: {value}")
 
 
 def variables_in(path: str | None, directory: Path) -> dict[str, Any]:

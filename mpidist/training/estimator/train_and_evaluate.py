@@ -14,7 +14,7 @@ from mpidist.parameter_server import registry
 from mpidist.strategies.parameter_server import ParameterServerStrategy
 from mpidist.training.checkpoint import writes_here
 from mpidist.training.checkpoint_manager import checkpoints_in, number_of
-from mpidist.training.estimator.estimator import Estimator, require_numbers
+from mpidist.training.estimator.estimator import Estimator, require_positive
 from mpidist.training.estimator.evaluation_record import record
 from mpidist.training.estimator.hooks import (
     CheckpointSaverListener,
@@ -57,7 +57,7 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         require_input_fn(self.input_fn)
-        require_numbers(">", max_steps=self.max_steps)
+        require_positive({"max_steps": self.max_steps})
         object.__setattr__(self, "hooks", checked_hooks(self.hooks))
         object.__setattr__(self, "saving_listeners", checked_listeners(self.saving_listeners))
 
@@ -96,8 +96,9 @@ class EvalSpec:
 
     def __post_init__(self) -> None:
         require_input_fn(self.input_fn)
-        require_numbers(">", steps=self.steps)
-        require_numbers(">=", start_delay_secs=self.start_delay_secs, throttle_secs=self.throttle_secs)
+        require_positive({"steps": self.steps})
+        delays = {"start_delay_secs": self.start_delay_secs, "throttle_secs": self.throttle_secs}
+        require_positive(delays, or_zero=True)
         object.__setattr__(self, "hooks", checked_hooks(self.hooks))
         object.__setattr__(self, "exporters", _checked_exporters(self.exporters))
 

@@ -10,7 +10,7 @@ from mpidist.errors import MpidistError, PeerLostError, RankFailedError
 from mpidist.runtime import board as states
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.failures import ENDED, last_line
-from mpidist.runtime.watch import yield_processor
+from mpidist.runtime.watch import limit_text, yield_processor
 
 if TYPE_CHECKING:
     from mpidist.transports.connections.base import Connection
@@ -168,8 +168,7 @@ class Patience:
         control = self._presence.control
         if not self._warned and 0 < control.settings.warn_seconds < waited:
             self._warned = True
-            limit = f"it fails after {self._timeout:g} s" if self._timeout else "it waits without a limit"
-            control.warn(f"{self.what}, for {waited:.0f} s by now; {limit}")
+            control.warn(f"{self.what}, for {waited:.0f} s by now; {limit_text(self._timeout)}")
         if 0 < self._timeout < waited:
             raise control.expire(
                 f"{self.what}: nothing came in {waited:.1f} s. Look at what that rank does (py-spy dump), or give more "

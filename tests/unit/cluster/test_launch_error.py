@@ -17,8 +17,8 @@ TASK = """
 import sys
 sys.modules["mpi4py"] = None
 import mpidist
-import mpidist.cluster.launch_error
-mpidist.cluster.launch_error._PATIENCE_SECONDS = 0
+from mpidist.cluster.resolvers import mpi
+mpi._PATIENCE_SECONDS = 0
 """
 
 

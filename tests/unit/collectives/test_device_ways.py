@@ -280,7 +280,7 @@ def test_a_pretended_link_is_used_for_large_lists_too():
 
 
 def _fact(machine="a", bus_id="0000:01:00.0", **changes):
-    card = asdict(Card(machine, bus_id, 0, "H100", 1 << 36))
+    card = asdict(Card(machine, bus_id, 0, "H100"))
     return {"why": "", "version": 23203, "card": card, "problem": "it is not allowed"} | changes
 
 

@@ -21,7 +21,7 @@ def pretended(monkeypatch):
     monkeypatch.setattr(nccl, "_warnings", [])
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE"):
         monkeypatch.delenv(name, raising=False)
-    card = {"machine": "a", "bus_id": "0000:01:00.0", "index": 1, "name": "H100", "memory_bytes": 1}
+    card = {"machine": "a", "bus_id": "0000:01:00.0", "index": 1, "name": "H100"}
     facts = {"why": "", "version": 23203, "card": card, "problem": ""}
     monkeypatch.setattr(nccl, "_facts", lambda: facts)
     library = SimpleNamespace(get_unique_id=lambda: bytes(range(128)), NcclError=RuntimeError, devices=[])

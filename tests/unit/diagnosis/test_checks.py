@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mpidist.cluster.launchers import Launcher
+from mpidist.commands.doctor import CHECKS, diagnose
 from mpidist.diagnosis.case import Case, Folder, Joint, NodePair, Observation
-from mpidist.diagnosis.checks import CHECKS, diagnose
 from mpidist.diagnosis.finding import FAIL, OK, WARN, Finding, status
 
 GIB = 2**30
@@ -76,7 +76,7 @@ def test_a_healthy_case_has_no_fault(case):
 
 
 def test_a_page_has_its_findings_in_the_order_of_the_table_and_names_are_single():
-    names = [check.name for check in CHECKS]
+    names = list(CHECKS)
     assert len({*names}) == len(names)
     places = [names.index(finding.check) for finding in diagnose(HEALTHY)]
     assert places == sorted(places)

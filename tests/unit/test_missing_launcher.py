@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import mpidist
-from mpidist.cluster import missing_launcher
+from mpidist import world
 from mpidist.cluster.launchers import LAUNCHERS
 from tests.unit.cluster import recorded
 
@@ -19,8 +19,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(table.rank, raising=False)
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "MPIDIST_NO_MPI"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(missing_launcher, "_warned", threading.Lock())
-    monkeypatch.setattr(missing_launcher, "_library", lambda: "Open MPI v5.0.11, package: x")
+    monkeypatch.setattr(world, "_warned", threading.Lock())
+    monkeypatch.setattr(world, "_library", lambda: "Open MPI v5.0.11, package: x")
 
 
 def warnings_in(
@@ -29,7 +29,7 @@ def warnings_in(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     for _ in range(2):
-        missing_launcher.warn_of_missing_launcher()
+        world._warn_of_missing_launcher()
     return [record.getMessage() for record in caplog.records]
 
 
