@@ -125,17 +125,9 @@ class MirroredExtended(StrategyExtended):
     def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> numpy.ndarray:
         """Return the arrays of all replicas joined along `axis`.  Collective."""
         options = self._options if options is None else self._options.merge(options)
-        if value.dtype.kind in "SU":
-            value = self._as_wide_as_others(value, options.timeout_seconds)
         if self._gathers_plainly and type(value) is numpy.ndarray:
             return self.communicator.all_gather(value, axis, options.timeout_seconds)
         return self.cross_device_ops._gather(value, value, axis, options)
-
-    def _as_wide_as_others(self, text: Any, timeout_seconds: float | None) -> Any:
-        """Return text in the dtype of the longest of all replicas, on which its width depends else.  Collective."""
-        kind, width = text.dtype.str[:2], numpy.array([int(text.dtype.str[2:])])
-        self.communicator.all_reduce(width, "max", timeout_seconds=timeout_seconds)
-        return text.astype(f"{kind}{width[0]}", copy=False)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """Return replica 0's `tensor` on every rank.  Collective."""

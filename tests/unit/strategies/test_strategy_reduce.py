@@ -73,9 +73,12 @@ def test_gather_joins_text_of_any_width(size):
         strategy = MirroredStrategy()
         mine = numpy.array([lines[strategy.extended.replica_id]])
         in_replica = strategy.run(lambda: context.get_replica_context().all_gather([mine, mine.astype("S")], 0))
-        return [strategy.gather(mine, 0).tolist(), *(joined.tolist() for joined in in_replica)]
+        at_last = strategy.run(lambda: context.get_replica_context().gather(mine, root=size - 1))
+        all_have = [joined.tolist() for joined in (strategy.gather(mine, 0), *in_replica)]
+        return all_have, None if at_last is None else at_last.tolist()
 
-    assert run_ranks(size, fn) == [[lines, lines, [line.encode() for line in lines]]] * size
+    all_have = [lines, lines, [line.encode() for line in lines]]
+    assert run_ranks(size, fn) == [(all_have, None)] * (size - 1) + [(all_have, lines)]
 
 
 def test_axes_that_do_not_exist():
