@@ -241,7 +241,9 @@ def test_a_function_that_spreads_labels_over_predictions_is_refused(spread, colu
             metric = metrics.get(spread)
         mine = numpy.arange(6.0)[list(part(6, strategy.extended.replica_id, strategy.num_replicas_in_sync))]
         labels, predictions = (mine[:, None], mine) if column == "labels" else (mine, mine[:, None])
-        with pytest.raises(ValueError, match="metric '<lambda>' returned another value for a row alone than among .*re"):
+        with pytest.raises(
+            ValueError, match="metric '<lambda>' returned another value for a row alone than among .*re"
+        ):
             metric.update_state(labels, predictions)
 
     for size in (1, 2, 3):
