@@ -259,6 +259,14 @@ def wire_dtype(dtype: Any) -> np.dtype:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
+def reduction_dtypes(dtype: Any, op: str) -> tuple[np.dtype, np.dtype]:
+    """Return in which dtype values are reduced, and given back: the mean of integers is a float64.  Local."""
+    dtype = np.dtype(dtype)
+    if op == "mean" and dtype.kind in "iu":
+        return np.dtype(np.float64), np.dtype(np.float64)
+    return wire_dtype(dtype), dtype
+
+
 def has_numbers(dtype: Any) -> bool:
     """Return whether values of a dtype are numbers or truth values, those of ml_dtypes included."""
     return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))

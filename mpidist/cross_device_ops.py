@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy
+
 from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
@@ -354,7 +356,8 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
     reduce_to_device : str, optional
         The device to reduce on, such as ``"/cpu:0"``; its number is that of the rank.  By default rank 0's.
     accumulation_fn : callable, optional
-        ``accumulation_fn(values)`` returns the sum of a list of arrays, one a replica; it is called on that rank only.
+        ``accumulation_fn(values)`` returns the sum of a list of arrays, one a replica, in the shape that each of them
+        has; it is called on that rank only.  It gets 16-bit floats as float32, and the integers of a mean as float64.
         By default sums are made along a binomial tree.
     """
 
@@ -407,12 +410,25 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
         """Gather one array to all ranks, accumulate on the root, broadcast from there."""
         if not reduce_op.adds:
             raise ValueError(f"accumulation_fn makes sums, and {reduce_op.name} was asked for; leave it out")
-        gathered = self.communicator.all_gather(value[None], timeout_seconds=options.timeout_seconds)
-        result = _contiguous_copy(value)
-        if self.communicator.rank == self.root:
-            result[...] = accumulation_fn([gathered[replica] for replica in range(self.communicator.size)])
-        self.communicator.broadcast(result, self.root, timeout_seconds=options.timeout_seconds)
-        return result if reduce_op is ReduceOp.SUM else result / self.communicator.size
+        ranks, root, seconds = self.communicator, self.root, options.timeout_seconds
+        wide, given_back = arrays.reduction_dtypes(value.dtype, reduce_op.verb)
+        gathered = ranks.all_gather(value[None], timeout_seconds=seconds).astype(wide, copy=False)
+        result, wrong = arrays.empty(value.shape, wide, value), ""
+        if ranks.rank == root:
+            total = accumulation_fn([gathered[replica] for replica in range(ranks.size)])
+            if numpy.shape(total) == value.shape:
+                result[...] = total
+            else:  # it would be spread over the result
+                wrong = f"a value of shape {numpy.shape(total)} for arrays of shape {value.shape}"
+        if wrong := ranks.exchange(wrong.encode(), "accumulation_fn", seconds)[root].decode():
+            raise ValueError(
+                f"accumulation_fn returned {wrong} on rank {root} of {ranks.size}: return their sum, element by "
+                "element, as sum(values) does"
+            )
+        ranks.broadcast(result, root, timeout_seconds=seconds)
+        if reduce_op is ReduceOp.MEAN:
+            result /= ranks.size
+        return result.astype(given_back, copy=False)
 
     def _log_route(self) -> None:
         if self.communicator.rank == 0 and self._logged < _LOGGED_REDUCTIONS:

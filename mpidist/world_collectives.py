@@ -79,7 +79,7 @@ def all_gather(value: Any, axis: int = 0, *, timeout_seconds: float | None = Non
     Parameters
     ----------
     value : array of at least one dimension
-        Ranks may differ in the length of `axis`, and in nothing else.
+        Ranks may differ in the length of `axis`, text in its width, and in nothing else.
     axis : int
     timeout_seconds : float, optional
 

@@ -372,11 +372,11 @@ class Communicator:
         Parameters
         ----------
         array : array, at least one dimension
-            Ranks may differ in the length of `axis`, and in nothing else.
+            Ranks may differ in the length of `axis`, text in its width, and in nothing else.
         axis : int
         timeout_seconds : float, optional
         """
-        array = self._as_array(array)
+        array = self._to_be_joined(array, timeout_seconds)
         others = array.shape[1:] if axis == 0 else (axis, array.shape[:axis], array.shape[axis:][1:])
         key = ("all_gather", type(array), array.dtype, array.ndim, others)
         return self.bindings.call(key, self._arrays.bind_gather, (array, axis, None), array, timeout_seconds)
@@ -389,11 +389,11 @@ class Communicator:
         Parameters
         ----------
         array : array, at least one dimension
-            Ranks may differ in the length of `axis`, and in nothing else.
+            Ranks may differ in the length of `axis`, text in its width, and in nothing else.
         root, axis : int
         timeout_seconds : float, optional
         """
-        array = self._as_array(array)
+        array = self._to_be_joined(array, timeout_seconds)
         others = array.shape[:axis], array.shape[axis:][1:]
         key = ("gather", root, axis, type(array), array.dtype, array.ndim, others)
         return self.bindings.call(key, self._arrays.bind_gather, (array, axis, root), array, timeout_seconds)
@@ -543,6 +543,15 @@ class Communicator:
     def receive_init(self, like: Any, source: int) -> BoundReceive:
         """Return the `receive` of arrays like this one.  Local."""
         return BoundReceive(self.point_to_point, self._as_array(like), source)
+
+    def _to_be_joined(self, array: Any, timeout_seconds: float | None = None) -> Any:
+        """Return an array in a dtype that all ranks have: text as wide as the widest.  Collective for text."""
+        array = self._as_array(array)
+        if array.dtype.kind not in "SU":
+            return array
+        kind, width = array.dtype.str[:2], numpy.array([int(array.dtype.str[2:])])
+        self.all_reduce(width, "max", timeout_seconds=timeout_seconds)
+        return array.astype(f"{kind}{width[0]}", copy=False)
 
     def _as_array(self, array: Any) -> Any:
         return array if type(array) is numpy.ndarray else self._arrays.checked(array)

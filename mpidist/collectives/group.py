@@ -44,11 +44,15 @@ class GroupCommunicator(Communicator):
     def all_reduce_here(self, array: Any, op: str = "sum") -> Any:
         """Return an array reduced over the ranks of the group; groups may differ in its shape.
 
+        `op` and dtypes are those of the engine: the mean of integers is a float64.
+
         Collective: every rank of every group calls it in the same order.  CollectiveMismatchError in a group whose
         ranks gave arrays of different shapes.
         """
-        array = self._arrays.checked(array, op)
-        work = arrays.empty(array.shape, arrays.wire_dtype(array.dtype), array)
+        reduction = "sum" if op == "mean" else op
+        array = self._arrays.checked(array, reduction)
+        wide, result = arrays.reduction_dtypes(array.dtype, op)
+        work = arrays.empty(array.shape, wide, array)
         work[...] = array
         flat, everything = work.reshape(-1), Pieces((0, work.size))
         name = f"all_reduce({op}) inside replicas"
@@ -57,11 +61,13 @@ class GroupCommunicator(Communicator):
             if self.size > 1:
                 self._compare_shapes(name, array.dtype, array.shape, watch)
             way = self.way(work.nbytes, None, not arrays.is_device(work))
-            bound = self.reduction(way, everything, everything, (work.dtype,) * 3, op, kind=work)
+            bound = self.reduction(way, everything, everything, (work.dtype,) * 3, reduction, kind=work)
             bound.run(watch, (flat,), (flat,))
 
         Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None)
-        return work.astype(array.dtype, copy=False)
+        if op == "mean":
+            work /= self.size
+        return work.astype(result, copy=False)
 
     def all_gather_here(self, array: Any, axis: int) -> Any:
         """Return the arrays of the ranks of the group, joined along `axis`; groups may differ in all lengths.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -222,10 +223,16 @@ class Dataset:
             again in the next run.
         reshuffle_each_iteration : bool
             False keeps the first order in every epoch.
+
+        Raises
+        ------
+        ValueError, TypeError
+            `buffer_size` is less than 1; `seed` is no whole number.
         """
         if buffer_size is not None and buffer_size < 1:
             raise ValueError(f"buffer_size must be 1 or more, got {buffer_size}")
-        return self._then(Shuffle(self._stage, buffer_size, seed or 0, reshuffle_each_iteration))
+        number = 0 if seed is None else operator.index(seed)
+        return self._then(Shuffle(self._stage, buffer_size, number, reshuffle_each_iteration))
 
     def repeat(self, count: int | None = None) -> Dataset:
         """Return the data set `count` times over; None or a negative count is forever.
@@ -254,7 +261,14 @@ class Dataset:
         return self._then(Shard(self._stage, num_shards, index))
 
     def concatenate(self, dataset: Dataset) -> Dataset:
-        """Return the elements of this data set, and then those of another."""
+        """Return the elements of this data set, and then those of another.
+
+        Raises
+        ------
+        TypeError
+            Both are indexed, and their elements have other dtypes or another structure; to see them, the first element
+            of each is made where it is mapped.
+        """
         if self._stage.length == math.inf:
             return self
         return self._then(Concatenate(self._stage, dataset._stage), dataset._ahead)

@@ -119,7 +119,8 @@ class ExactFeed(Feed):
             read = None if self._foreign is None else walk.read(self._foreign)
             seen = [walk.read(stage).checksum for stage in self._watched]
             batch = item(part)
-            yield batch, (offset, read, seen, self._share(batch, part))
+            dtypes = structure.dtype_names(batch) if self._watched else ""
+            yield batch, (offset, read, (seen, dtypes), self._share(batch, part))
 
     def _share(self, batch: Any, part: RowPart) -> Share | None:
         """Return the share of all replicas, by index arithmetic; ValueError if this one has other rows."""
@@ -136,8 +137,13 @@ class ExactFeed(Feed):
 
     def agreed(self, batch: Any, note: Any, position: InputPosition) -> tuple[Any, InputPosition, Share | None]:
         if self._watched:
-            read = "none: the data set has ended" if batch is END else " ".join(f"{each:#010x}" for each in note[2])
-            facts = [fact("step", position.step), fact(f"checksum of what was read for step {position.step}", read)]
+            seen, dtypes = ([], "") if batch is END else note[2]
+            read = "none: the data set has ended" if batch is END else " ".join(f"{each:#010x}" for each in seen)
+            facts = [
+                fact("step", position.step),
+                fact(f"checksum of what was read for step {position.step}", read),
+                fact("dtypes, one for all elements of an array", dtypes),
+            ]
             self.agreement.compare("next batch of a distributed data set", facts)
         if batch is END:
             return END, InputPosition(position.epoch + 1), None

@@ -83,6 +83,17 @@ def from_batch(batch: Any) -> Any:
     return leaf_array(batch)
 
 
+def dtype_names(structure: Any) -> Any:
+    """Return `structure` with the name of its dtype in place of every leaf.  Local."""
+    return map_leaves(dtype_name, structure)
+
+
+def dtype_name(leaf: Any) -> str:
+    """Return the name of the dtype of an array, a number or a spec; of text, whatever its width.  Local."""
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else numpy.asarray(leaf).dtype
+    return {"U": "str", "S": "bytes"}.get(getattr(dtype, "kind", "")) or str(dtype)
+
+
 def stack(elements: Sequence[Any]) -> Any:
     """Return elements of one structure joined along a new first axis.  Local."""
     first = elements[0]
@@ -92,6 +103,7 @@ def stack(elements: Sequence[Any]) -> Any:
 
 
 def _stacked(*items: Any) -> Any:
+    _require_one_dtype(items)
     try:
         if arrays.is_device(items[0]):
             return arrays.namespace(items[0]).stack(items)
@@ -114,7 +126,25 @@ def concatenate(batches: Sequence[Any]) -> Any:
 
 
 def _concatenated(*items: Any) -> Any:
+    _require_one_dtype(items)
     return numpy.ma.concatenate(items) if _has_mask(items) else arrays.namespace(items[0]).concatenate(items)
+
+
+def _require_one_dtype(items: Sequence[Any]) -> None:
+    """Raise TypeError where some arrays or numbers of a batch would be converted to the dtype of others.
+
+    Which rows are in a batch depends on the number of ranks, and so would its dtype.
+    """
+    items = [item for item in items if item is not numpy.ma.masked]
+    kinds = {item.dtype if hasattr(item, "dtype") else type(item) for item in items}
+    if len(kinds) < 2 and list not in kinds:
+        return
+    names = sorted({dtype_name(item) for item in items})
+    if len(names) > 1:
+        raise TypeError(
+            f"elements of one batch must have one dtype, got {' and '.join(names)}; convert them with `map`, or give "
+            "`from_generator` an output_signature"
+        )
 
 
 def _masked_numbers(items: Sequence[Any]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 
+from mpidist.arrays import has_numbers
 from mpidist.input.files import Table, read_rows
 from mpidist.input.stage import ArraySpec, Positions
 
@@ -166,9 +167,15 @@ def _numbers(texts: list[str], dtype: numpy.dtype) -> numpy.ndarray:
         if wrong := {text.strip().lower() for text in texts} - _TRUTH.keys():
             raise ValueError(f"{min(wrong)!r} is none of {', '.join(_TRUTH)}")
         return numpy.array([_TRUTH[text.strip().lower()] for text in texts], dtype)
+    if has_numbers(dtype) and any("_" in text for text in texts):  # Python leaves out one between digits
+        raise ValueError("there is no underscore in a number")
     if dtype.kind in "iu":  # of numbers that do not fit, an older NumPy keeps the last bits
         numbers, limits = [int(text) for text in texts], numpy.iinfo(dtype)
         if numbers and not limits.min <= min(numbers) <= max(numbers) <= limits.max:
             raise ValueError(f"a number is not from {limits.min} to {limits.max}")
         return numpy.array(numbers, dtype)
-    return numpy.array(texts, dtype=numpy.str_).astype(dtype)
+    with numpy.errstate(over="ignore"):  # it is an error below
+        found = numpy.array(texts, dtype=numpy.str_).astype(dtype)
+    if has_numbers(dtype) and any("inf" not in texts[place].lower() for place in numpy.flatnonzero(numpy.isinf(found))):
+        raise ValueError(f"a number is beyond the largest of {dtype}")
+    return found

@@ -84,6 +84,8 @@ class Concatenate(Stage):
         self.batched = first.batched and second.batched
         self.batch_size = first.batch_size if first.batch_size == second.batch_size else None
         self.drop_remainder = first.drop_remainder and second.drop_remainder and self.batch_size is not None
+        if self.indexed and first.length and second.length:
+            _require_alike(*(structure.dtype_names(child.spec()) for child in self.children))
 
     def _origin(self, position: int) -> tuple[Stage, int]:
         first, second = self.children
@@ -127,3 +129,12 @@ class Concatenate(Stage):
 
     def rebuilt(self, change: Callable[[Stage], Stage]) -> Stage:
         return Concatenate(*(child.rebuilt(change) for child in self.children))
+
+
+def _require_alike(first: Any, second: Any) -> None:
+    """Raise TypeError where the names of dtypes differ: each rank would have the dtypes of its own rows."""
+    if first != second:
+        raise TypeError(
+            f"concatenate needs elements of one structure and dtype, got {first} and then {second}; "
+            "convert one of the two with `map`"
+        )

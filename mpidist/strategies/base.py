@@ -213,12 +213,13 @@ class Strategy(InputMethods, BoundCollectives):
             raise ValueError(f"reduce over an axis is for SUM and MEAN, got {reduce_op.name}; reduce the axis first")
         array = dense_component(value, "reduce over an axis")
         axes = _normalized_axes(axis, array.ndim)
-        total = _local_sum(array, axes, for_mean=reduce_op is ReduceOp.MEAN)
+        wide, result = arrays.reduction_dtypes(array.dtype, reduce_op.verb)
+        total = _local_sum(array, axes, wide)
         if reduce_op is ReduceOp.SUM:
             (total,) = self.extended.reduce_arrays(ReduceOp.SUM, [total])
-            return like_given(total.astype(array.dtype, copy=False), None)
+            return like_given(total.astype(result, copy=False), None)
         total, count = self.extended.reduce_arrays(ReduceOp.SUM, [total, _local_count(array, axes)])
-        return like_given(_quotient(total, count, array.dtype), None)
+        return like_given(_quotient(total, count, result), None)
 
     def _reduce_over_replicas(self, reduce_op: ReduceOp, value: Any) -> Any:
         (result,) = self.extended.reduce_arrays(reduce_op, [component(value)])
@@ -232,7 +233,7 @@ class Strategy(InputMethods, BoundCollectives):
         Parameters
         ----------
         value : array of at least one dimension
-            This rank's component.  Replicas may differ in the length of `axis`, and in nothing else.
+            This rank's component.  Replicas may differ in the length of `axis`, text in its width, and in nothing else.
         axis : int
             Negative counts from the end.
 
@@ -411,7 +412,7 @@ class ReplicaContext(ReplicaCollectives):
         Parameters
         ----------
         value : array of at least one dimension, or nested tuples, lists and dicts of them
-            Replicas may differ in the length of `axis`, and in nothing else.
+            Replicas may differ in the length of `axis`, text in its width, and in nothing else.
         axis : int
 
         Raises
@@ -463,11 +464,9 @@ def _normalized_axes(axis: Axis, dimensions: int) -> tuple[int, ...]:
     return counted
 
 
-def _local_sum(value: Any, axes: tuple[int, ...], for_mean: bool = False) -> Any:
-    """Return the sum over `axes`, in the dtype of `value`, or in float32 for 16-bit floats."""
+def _local_sum(value: Any, axes: tuple[int, ...], dtype: numpy.dtype) -> Any:
+    """Return the sum over `axes`, in this dtype."""
     arrays.check_reducible(value.dtype, "sum")
-    is_wide = for_mean and value.dtype.kind in "iu"
-    dtype = f"{value.dtype.kind}8" if is_wide else arrays.wire_dtype(value.dtype)
     return arrays.to_array(value.sum(axis=axes, dtype=dtype))
 
 
@@ -476,9 +475,8 @@ def _local_count(value: Any, axes: tuple[int, ...]) -> Any:
     return arrays.in_memory_of(value, numpy.array(math.prod(value.shape[axis] for axis in axes), dtype=numpy.int64))
 
 
-def _quotient(total: Any, count: Any, dtype: Any) -> Any:
-    """Return the mean; in the `dtype` of the values, float64 for integers, NaN where nothing was summed."""
-    dtype = numpy.dtype(dtype)
+def _quotient(total: Any, count: Any, dtype: numpy.dtype) -> Any:
+    """Return the mean in this dtype, NaN where nothing was summed."""
     with numpy.errstate(divide="ignore", invalid="ignore"):
         mean = total / (count if arrays.is_device(total) else numpy.float64(count))
-    return mean if dtype.kind in "iu" else mean.astype(dtype)
+    return mean.astype(dtype)

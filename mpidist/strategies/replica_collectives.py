@@ -96,7 +96,7 @@ class ReplicaCollectives(BoundCollectives):
         Parameters
         ----------
         value : array of at least one dimension, or nested tuples, lists and dicts of them
-            Replicas may differ in the length of `axis`, and in nothing else.
+            Replicas may differ in the length of `axis`, text in its width, and in nothing else.
         root, axis : int
         options : CommunicationOptions, optional
 

@@ -31,7 +31,7 @@ def distributed(
             "a Trainer has every worker train by itself, and a ClusterCoordinator has been made, which calls functions "
             "on the workers: schedule the steps with it, or make no coordinator"
         )
-    if are_arrays(x):
+    if are_arrays(x if y is None else (x,)):
         if y is None and sample_weight is not None:
             raise ValueError("sample_weight needs y: batches are (inputs, labels, weights)")
         given = tuple(part for part in (x, y, sample_weight) if part is not None)
@@ -53,14 +53,30 @@ def distributed(
 
 
 def are_arrays(value: Any) -> bool:
-    """Return whether these are arrays, and not something that gives batches.  Local."""
-    if isinstance(value, (tuple, dict)):
-        return all(map(are_arrays, structure.leaves(value)))
-    if isinstance(value, list):  # numbers, or rows, as one array; not batches of several arrays each
-        return not any(
-            isinstance(item, (tuple, dict)) and any(map(numpy.ndim, structure.leaves(item))) for item in value
-        )
-    return hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+    """Return whether these are arrays, and not something that gives batches.  Local.
+
+    A list of arrays gives batches; as a part of something, it is one array.
+    """
+    if isinstance(value, list):
+        return not any(map(_is_batch, value))
+    return all(map(_is_array, structure.leaves(value)))
+
+
+def _is_batch(item: Any) -> bool:
+    """Return whether an item of a list is arrays, and not a number, or a row of numbers."""
+    if isinstance(item, list):
+        return any(map(_is_batch, item))
+    return bool(getattr(item, "shape", ())) or _has_arrays(item)
+
+
+def _has_arrays(item: Any) -> bool:
+    return isinstance(item, (tuple, dict)) and any(map(numpy.ndim, structure.leaves(item)))
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, list):
+        return not any(map(_has_arrays, leaf))
+    return hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__")
 
 
 class Batches:

@@ -160,7 +160,8 @@ class Trainer:
         Parameters
         ----------
         x : arrays, Dataset, distributed data set, or iterable of global batches
-            Arrays may be nested in tuples and dicts; with `y` they are the inputs, without it the whole batch.
+            Arrays may be nested in tuples and dicts; with `y` they are the inputs, without it the whole batch.  A list
+            of numbers, or of lists of them, is one array, a list of arrays without `y` batches.
         y : array, optional
             Labels; only with arrays.
         batch_size : int, optional

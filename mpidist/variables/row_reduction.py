@@ -30,11 +30,9 @@ def reduce_rows(
         raise ValueError(f"IndexedSlices have sums and means, got {reduce_op.name}; give it `rows.to_dense(shape)`")
     dtype = rows.dtype
     arrays.check_reducible(dtype, "sum")
-    is_mean = reduce_op is ReduceOp.MEAN
+    wide, result = arrays.reduction_dtypes(dtype, reduce_op.verb)
     rows = gather_rows(communicator, rows, timeout_seconds)
-    wide = arrays.wire_dtype(dtype) if dtype.kind not in "iu" or not is_mean else numpy.dtype("float64")
     total = IndexedSlices(rows.values.astype(wide, copy=False), rows.indices, rows.dense_shape).coalesced()
-    if not is_mean:
-        return total.with_values(total.values.astype(dtype, copy=False))
-    mean = total.values / wide.type(communicator.size)
-    return total.with_values(mean if dtype.kind in "iu" else mean.astype(dtype, copy=False))
+    divisor = communicator.size if reduce_op is ReduceOp.MEAN else 1
+    values = total.values if divisor == 1 else total.values / wide.type(divisor)
+    return total.with_values(values.astype(result, copy=False))

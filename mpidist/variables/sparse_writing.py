@@ -16,6 +16,9 @@ _V = TypeVar("_V", bound="SparseWriting")
 #: Sums and means of rows have no meaning for these.
 _NOT_OF_AGGREGATES = ("scatter_min", "scatter_max", "scatter_update")
 
+#: The mean of factors is not that of what they make of a row.
+_WITHOUT_MEAN = ("scatter_mul", "scatter_div")
+
 _AGGREGATE_ERROR = (
     "{verb} is only supported for mirrored variable (variable created within certain `tf.distribute.Strategy` scope) "
     "with NONE or `ONLY_FIRST_REPLICA` aggregation, got: {aggregation} (variable {name!r})."
@@ -27,8 +30,8 @@ class SparseWriting(abc.ABC):
 
     All methods take `IndexedSlices`: row ``indices[i]`` of the variable is changed by ``values[i]``, and a row that is
     named twice is changed twice.  Contexts and aggregations are those of `assign`: in a replica, a variable with an
-    aggregation is changed by the rows of all replicas (collective); with MEAN, they are divided by the number of
-    replicas.
+    aggregation is changed by the rows of all replicas (collective): with SUM each of them is added, or multiplied with;
+    with MEAN, they are divided by the number of replicas.
 
     Raises
     ------
@@ -38,7 +41,7 @@ class SparseWriting(abc.ABC):
         These are no rows of the variable.
     NotImplementedError
         The variable is synchronized on read; or the least, greatest or last of rows is asked for, and the aggregation
-        is SUM or MEAN.
+        is SUM or MEAN; or, in a replica, a product or quotient, and the aggregation is MEAN.
     """
 
     name: str
@@ -84,6 +87,12 @@ class SparseWriting(abc.ABC):
             raise TypeError(f"sparse_delta is not IndexedSlices: {verb} got {type(rows).__name__}")
         self._check_scatter(verb)
         rows.check(self.shape)
+        if verb in _WITHOUT_MEAN and self.aggregation is VariableAggregation.MEAN and self._is_in_replica:
+            raise NotImplementedError(
+                f"{verb} in a replica has no mean over the replicas (variable {self.name!r}): each would multiply the "
+                "row by its factor. Use the aggregation ONLY_FIRST_REPLICA, or SUM, which applies the factors of all; "
+                "or write across replicas, in the function given to `get_replica_context().merge_call`"
+            )
         return self._rows_to_write(IndexedSlices(self._of_own_dtype(rows.values), rows.indices))
 
     def _check_scatter(self, verb: str) -> None:
@@ -117,6 +126,10 @@ class SparseWriting(abc.ABC):
     @property
     @abc.abstractmethod
     def _is_on_read(self) -> bool: ...
+
+    @property
+    @abc.abstractmethod
+    def _is_in_replica(self) -> bool: ...
 
     @abc.abstractmethod
     def _change(self, verb: str, change: Callable[[Any], None], sets_all: bool = False) -> None:

@@ -377,6 +377,11 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         """Whether it was made outside of all scopes, and so belongs to this rank alone."""
         return context.is_default(self.strategy)
 
+    @property
+    def _is_in_replica(self) -> bool:
+        """Whether the code runs in a replica of this variable's strategy."""
+        return self._place() is Place.REPLICA
+
     def _place(self) -> Place:
         """Return where the code runs, as this variable's strategy sees it."""
         if self._is_plain:
@@ -450,7 +455,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         return self.strategy.extended.reduce_arrays(self._reduce_op(), [value], destinations=[self])[0]
 
     def _rows_to_write(self, rows: IndexedSlices) -> IndexedSlices:
-        if self._place() is not Place.REPLICA:
+        if not self._is_in_replica:
             return rows
         self._require_aggregation()
         if self.aggregation is VariableAggregation.NONE:

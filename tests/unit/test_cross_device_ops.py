@@ -252,6 +252,33 @@ def test_reduce_to_device_that_is_none_of_the_ranks():
         run_ranks(2, fn)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("dtype", "value"), [("int8", 100), ("uint8", 200), ("int64", 2**62), ("float16", 60000)])
+def test_a_mean_holds_what_all_replicas_have(dtype, value, route, size):
+    def fn():
+        given = numpy.array([value], dtype)
+        return bound(ROUTES[route]()).reduce("MEAN", given, given)
+
+    for mean in run_ranks(size, fn):
+        assert mean.dtype == ("float16" if dtype == "float16" else "float64") and mean.tolist() == [value]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_sum_of_the_users_own_has_the_shape_of_the_values(size):
+    """`numpy.sum` adds up the elements too."""
+
+    def fn():
+        MirroredStrategy(cross_device_ops=ReductionToOneDevice(accumulation_fn=numpy.sum)).reduce(
+            "SUM", numpy.array([1.0, 2.0, 3.0]), axis=None
+        )
+
+    message = rf"accumulation_fn returned a value of shape \(\) for arrays of shape \(3,\) on rank 0 of {size}: return"
+    with pytest.raises(ValueError, match=message) as raised:
+        run_ranks(size, fn)
+    assert set(raised.value.rank_errors) == {*range(size)}
+
+
 class OwnLists(AllReduceCrossDeviceOps):
     """Ops that count the lists that they reduce."""
 

@@ -315,6 +315,21 @@ def test_there_are_no_sums_of_least_and_last_rows(verb, aggregation):
         scattered(verb, aggregation, lambda rank: ([1.0], [0]))
 
 
+@pytest.mark.parametrize("verb", ["scatter_mul", "scatter_div"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_factors_of_replicas_have_no_mean(verb, size):
+    """Divided by the number of replicas, a factor of 3 from each of three would leave a row as it is."""
+    with pytest.raises(NotImplementedError, match=f"{verb} in a replica has no mean.*ONLY_FIRST_REPLICA") as raised:
+        scattered(verb, "MEAN", lambda rank: ([3.0], [0]), size)
+    assert set(raised.value.rank_errors) == {*range(size)}
+
+    def across(strategy):
+        variable = Variable(numpy.full(2, 2.0), aggregation="MEAN")
+        return getattr(variable, verb)(IndexedSlices([4.0], [0])).numpy().tolist()
+
+    assert on_replicas(size, across) == [[8.0 if verb == "scatter_mul" else 0.5, 2.0]] * size
+
+
 def test_what_scatter_refuses():
     def fn(strategy):
         variable = Variable(0.0, synchronization="ON_READ", aggregation="SUM")

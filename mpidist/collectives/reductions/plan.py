@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.arrays import check_reducible, wire_dtype
+from mpidist.arrays import check_reducible, reduction_dtypes
 
 #: What a tensor is to a plan: (name, dtype, shape); the name may be empty.
 Signature = tuple[str, Any, tuple[int, ...]]
@@ -81,7 +81,7 @@ def build(signatures: Sequence[Signature], op: str, bytes_per_pack: int) -> Plan
 def _fill(
     positions: list[int], dtype: numpy.dtype, signatures: Sequence[Signature], op: str, bytes_per_pack: int
 ) -> list[Bucket]:
-    wire, result = _dtypes(dtype, op)
+    wire, result = reduction_dtypes(dtype, op)
     buckets, members, offsets = [], [], [0]
     for position in positions:
         members.append(position)
@@ -92,10 +92,3 @@ def _fill(
     if members:
         buckets.append(Bucket(wire, result, tuple(members), tuple(offsets)))
     return buckets
-
-
-def _dtypes(dtype: numpy.dtype, op: str) -> tuple[numpy.dtype, numpy.dtype]:
-    """Return in which dtype values are reduced, and given back: the mean of integers is a float64."""
-    if op == "mean" and dtype.kind in "iu":
-        return numpy.dtype(numpy.float64), numpy.dtype(numpy.float64)
-    return wire_dtype(dtype), dtype

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy
 
-from mpidist.arrays import check_reducible, namespace, wire_dtype
+from mpidist.arrays import check_reducible, namespace, reduction_dtypes
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent_all_reduce import BoundAllReduce
 from mpidist.compression import CompressedAllReduce, Compression
@@ -150,7 +150,7 @@ class _BoundTree:
         with self.near():
             given = self.kind.taken(values)
             if self._plain is None:
-                results = Results(self.kind.leaves, [_mean_dtype(each.dtype, self._op) for each in given])
+                results = Results(self.kind.leaves, [reduction_dtypes(each.dtype, self._op)[1] for each in given])
                 self._plain = self._replicas.bind(given, self._op, self.kind.names), results
             reducing, results = self._plain
             return self._finished(reducing.start(given), values, results)
@@ -173,7 +173,7 @@ class _BoundTree:
         found, leaves = list(values), self.kind.leaves
         for position, leaf in enumerate(leaves):
             leaf.check(values[position])
-            dtype = _mean_dtype(leaf.dtype, self._op)
+            dtype = reduction_dtypes(leaf.dtype, self._op)[1]
             if not leaf.in_jax or dtype != leaf.dtype:
                 with self.near():
                     array = leaf.taken(values[position])
@@ -204,16 +204,11 @@ class _BoundTree:
         if self._weighted is None:
             like = given[0] if self._device is not None else numpy.empty(0)
             leaves, op = self.kind.leaves, self._op
-            scratch = [cuda.zeros(each.shape, _mean_dtype(wire_dtype(each.dtype), op), like) for each in leaves]
+            scratch = [cuda.zeros(each.shape, reduction_dtypes(each.dtype, op)[0], like) for each in leaves]
             results = Results(leaves, [each.dtype for each in scratch])
             reducing = self._replicas.bind(scratch, "sum", self.kind.names, self._compression)
             self._weighted = reducing, results, scratch
         return self._weighted
-
-
-def _mean_dtype(dtype: Any, op: str) -> Any:
-    """Return the dtype in which values are reduced: means of integers are float64."""
-    return numpy.dtype(numpy.float64) if op == "mean" and dtype.kind in "iu" else dtype
 
 
 def reduce_tree(tree: Any, op: str | ReduceOp = "mean", weight: float | None = None) -> Any:

@@ -56,18 +56,11 @@ class MeshReplicaContext(ReplicaContext):
         Returns
         -------
         array or nested structure
-            As `value`, with new arrays; the same on every logical device.
+            As `value`, with new arrays; the same on every logical device.  Means of integers are float64.
         """
         context.require_replica(self)
-        reduce_op = ReduceOp.parse(reduce_op)
-        return of_leaves(value, component, lambda arrays: [self._reduced(reduce_op, each) for each in arrays])
-
-    def _reduced(self, reduce_op: ReduceOp, value: Any) -> Any:
-        is_mean = reduce_op is ReduceOp.MEAN
-        total = self._mesh.group.all_reduce_here(value, "sum" if is_mean else reduce_op.verb)
-        result = total / self.num_logical_devices if is_mean else total
-        is_short = result.dtype != total.dtype and total.dtype.kind not in "iu"
-        return result.astype(total.dtype) if is_short else result
+        group, op = self._mesh.group, ReduceOp.parse(reduce_op).verb
+        return of_leaves(value, component, lambda arrays: [group.all_reduce_here(each, op) for each in arrays])
 
     def logical_all_gather(self, value: Any, axis: int) -> Any:
         """Return the values of all logical devices of this replica, joined along `axis` in their order.  Collective.

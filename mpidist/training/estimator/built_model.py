@@ -78,7 +78,7 @@ class FunctionMean(Mean):
 
     def update_state(self, y_true: Any, y_pred: Any) -> None:  # type: ignore[override]
         """Take rows into account.  Local."""
-        self._add(values_of_rows(self.name, self._fn(y_true, y_pred), rows_of((y_pred, y_true))), None)
+        self._add(values_of_rows(self.name, self._fn, y_true, y_pred, rows_of((y_pred, y_true))), None)
 
 
 class EntryMetric(Metric):

@@ -74,11 +74,36 @@ class MeanOfFunction(MeanOfRows):
         self._fn = fn
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
-        return values_of_rows(self.name, self._fn(y_true, y_pred), len(y_true))
+        return values_of_rows(self.name, self._fn, y_true, y_pred, len(y_true))
 
 
-def values_of_rows(name: str, values: Any, rows: int) -> numpy.ndarray:
-    """Return what a function has returned for each row; ValueError where it has not: means of parts have no sum."""
+def values_of_rows(name: str, fn: Callable[[Any, Any], Any], y_true: Any, y_pred: Any, rows: int) -> numpy.ndarray:
+    """Return what ``fn(y_true, y_pred)`` returns for each row.
+
+    ValueError where it returns something else, whose sum over parts of a batch is not that over all of it: one number
+    for all rows, or values of labels and predictions that are spread over one another.
+    """
+    found = _by_row(name, fn(y_true, y_pred), rows)
+    if rows > 1 and _may_spread(y_true, y_pred):
+        first = _by_row(name, fn(y_true[:1], y_pred[:1]), 1)
+        beside_others = found[:1]
+        if first.shape != beside_others.shape or not numpy.allclose(first, beside_others, 1e-3, 1e-5, equal_nan=True):
+            raise ValueError(
+                f"metric {name!r} returned another value for a row alone than among {rows} rows: it spreads labels of "
+                f"shape {y_true.shape} and predictions of shape {y_pred.shape} over one another; give both one shape, "
+                "as by labels.reshape(predictions.shape)"
+            )
+    return found
+
+
+def _may_spread(y_true: Any, y_pred: Any) -> bool:
+    """Return whether two arrays differ in a last dimension of 1 only: NumPy would pair each row with all others."""
+    if not hasattr(y_true, "ndim") or not hasattr(y_pred, "ndim"):
+        return False
+    return [each.ndim for each in same_rank(y_true, y_pred)] != [y_true.ndim, y_pred.ndim]
+
+
+def _by_row(name: str, values: Any, rows: int) -> numpy.ndarray:
     found = on_host(values)
     if found.shape[:1] != (rows,):
         raise ValueError(
@@ -89,7 +114,9 @@ def values_of_rows(name: str, values: Any, rows: int) -> numpy.ndarray:
 
 
 def _weighted(values: numpy.ndarray, weights: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Return values times weights, and the weights in the same shape."""
+    """Return values times weights, and the weights in the same shape; a number is the weight of every value."""
+    if not weights.ndim:
+        weights = weights.reshape((1,) * values.ndim)
     values, weights = same_rank(values, weights)
     if values.ndim > weights.ndim:
         values = values.mean(axis=tuple(range(weights.ndim, values.ndim)))

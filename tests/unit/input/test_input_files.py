@@ -264,6 +264,22 @@ def test_a_value_that_a_column_cannot_hold_is_named(tmp_path, dtype, text):
         list(Dataset.from_csv(tmp_path / "a.csv", dtype=dtype).batch(2))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "text"),
+    [("float32", "1e39"), ("float16", "-70000"), ("float64", "1e400"), ("float32", "1_000"), ("int64", "1_000")],
+)
+def test_a_number_is_not_read_as_another_one(tmp_path, dtype, text):
+    (tmp_path / "a.csv").write_text(f"a\n1\n{text}\n")
+    with pytest.raises(InputError, match=f"column 'a' of row 1 is '{text}', expected {dtype}"):
+        list(Dataset.from_csv(tmp_path / "a.csv", dtype=dtype).batch(2))
+
+
+def test_infinity_and_underscores_that_are_meant_are_read(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\ninf,x_y\n-Infinity,z\n1e-50,_\n")
+    (batch,) = Dataset.from_csv(tmp_path / "a.csv", dtype={"b": str}).batch(3)
+    assert (batch["a"].tolist(), batch["b"].tolist()) == ([numpy.inf, -numpy.inf, 0.0], ["x_y", "z", "_"])
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "cp037"])
 def test_an_encoding_whose_lines_cannot_be_found_is_refused(tmp_path, encoding):
     (tmp_path / "a.txt").write_bytes("ab\n\u0041\ncd\n".encode(encoding))

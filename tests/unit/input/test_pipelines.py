@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.errors import InputError
+from mpidist.errors import CollectiveMismatchError, InputError
 from mpidist.input import ArraySpec, Dataset, DistributedDataset
 from mpidist.input.dataset import AUTOTUNE
+from mpidist.strategies.mirrored import MirroredStrategy
+from mpidist.testing import run_ranks
 
 ROWS = 23
 
@@ -356,3 +358,83 @@ def test_batches_of_different_sizes_are_not_put_side_by_side(make, replicas):
     assert "batches side by side have" in errors[0]
     rows = Dataset.zip(make(10), make(9)).batch(4)
     assert [len(x) for x, _ in rows] == [len(y) for _, y in rows] == [4, 4, 1]
+
+
+# -- one dtype --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (lambda: Dataset.from_arrays(numpy.zeros((2, 2), "float32")), "got uint8 and then float32"),
+        (lambda: Dataset.from_arrays((numpy.zeros((2, 2), "uint8"),)), "one structure and dtype"),
+        (lambda: Dataset.from_arrays({"x": numpy.zeros(2, "uint8")}), "got uint8 and then {'x': 'uint8'}"),
+        (lambda: Dataset.range(3).map(lambda x: x / 2).shuffle(), "got uint8 and then float64"),
+    ],
+)
+def test_what_follows_is_of_the_same_dtype(second, message):
+    """On two ranks one would have bytes, which wrap, and the other floats."""
+    first = Dataset.from_arrays(numpy.array([[100, 200], [10, 20]], "uint8"))
+    with pytest.raises(TypeError, match=message):
+        first.concatenate(second())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (numpy.zeros((1, 2)), numpy.ones((1, 3)), [[[0, 0]], [[1, 1, 1]]]),
+        (numpy.array(["a"]), numpy.array(["bcd"]), [["a"], ["bcd"]]),
+        (numpy.zeros((0, 2), "int8"), numpy.ones((1, 1)), [[[1]]]),
+    ],
+    ids=["shapes", "text", "nothing before"],
+)
+def test_what_follows_may_have_other_shapes(first, second, expected):
+    joined = Dataset.from_arrays(first).batch(1).concatenate(Dataset.from_arrays(second).batch(1))
+    assert as_lists(joined) == expected
+
+
+NUMBERS = [1, 2, 3, 4.5]
+
+
+def mixed(numbers, signature=None):
+    return Dataset.from_generator(lambda: iter(numbers), signature).batch(4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: mixed(NUMBERS), lambda: Dataset.range(4).map(lambda place: NUMBERS[place]).filter(bool).batch(4)],
+    ids=["generated", "mapped"],
+)
+def test_a_rank_does_not_have_integers_where_another_has_floats(make, size):
+    """Integers have no power of -1."""
+
+    def fn():
+        return [batch.dtype for batch in MirroredStrategy().experimental_distribute_dataset(make())]
+
+    with pytest.raises((InputError, CollectiveMismatchError), match="one dtype|dtypes, one for all"):
+        run_ranks(size, fn)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_signature_makes_numbers_of_one_dtype(size):
+    def fn():
+        dataset = mixed(NUMBERS, ArraySpec((), numpy.dtype("float32")))
+        (batch,) = MirroredStrategy().experimental_distribute_dataset(dataset)
+        return batch.dtype, batch.sum()
+
+    found = run_ranks(size, fn)
+    assert {dtype for dtype, _ in found} == {numpy.dtype("float32")} and sum(total for _, total in found) == 10.5
+
+
+@pytest.mark.parametrize("items", [[numpy.zeros(2), numpy.zeros(2, "int8")], [1, 2.5], [True, 1], [1.5, "a"]])
+def test_a_batch_has_one_dtype(items):
+    with pytest.raises(TypeError, match="elements of one batch must have one dtype, got .* and .*`map`"):
+        list(Dataset.range(2).map(lambda place: items[place]).batch(2))
+
+
+def test_a_seed_may_be_a_number_of_numpy():
+    first, second = (list(map(int, Dataset.range(9).shuffle(seed=seed))) for seed in (3, numpy.int64(3)))
+    assert first == second
+    with pytest.raises(TypeError, match="integer"):
+        Dataset.range(9).shuffle(seed=0.5)

@@ -55,6 +55,32 @@ def test_means_of_short_integers_do_not_overflow():
     assert reduced(parts, "MEAN", 0) == [80.0, 80.0]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("axis", [0, None])
+def test_means_of_long_integers_do_not_overflow(axis, size):
+    """Times in nanoseconds: the sum of six of them is more than an int64 holds."""
+    parts = [numpy.full(4, 1_750_000_000_000_000_000, dtype="int64")] * size
+    for mean in reduced(parts, "MEAN", axis):
+        assert mean.dtype == "float64" and (mean == 1.75e18).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_gather_joins_text_of_any_width(size):
+    """Lines are as wide as the longest of them that a rank has."""
+    lines = ["a", "bcd", "ef"][:size]
+
+    def fn():
+        strategy = MirroredStrategy()
+        mine = numpy.array([lines[strategy.extended.replica_id]])
+        in_replica = strategy.run(lambda: context.get_replica_context().all_gather([mine, mine.astype("S")], 0))
+        at_last = strategy.run(lambda: context.get_replica_context().gather(mine, root=size - 1))
+        all_have = [joined.tolist() for joined in (strategy.gather(mine, 0), *in_replica)]
+        return all_have, None if at_last is None else at_last.tolist()
+
+    all_have = [lines, lines, [line.encode() for line in lines]]
+    assert run_ranks(size, fn) == [(all_have, None)] * (size - 1) + [(all_have, lines)]
+
+
 def test_axes_that_do_not_exist():
     for axis in (1, -2, (0, 1)):
         with pytest.raises(ValueError, match="Invalid reduction dimension"):

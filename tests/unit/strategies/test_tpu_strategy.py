@@ -171,6 +171,20 @@ def test_who_is_what_and_what_is_summed_where(size, devices):
         assert seen[6] == [other for other in across for _ in range(other + 1)]
 
 
+@pytest.mark.parametrize(("size", "devices"), [(2, 2), (4, 2), (3, 3)])
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("int8", 100), ("uint8", 200), ("int32", 2**31 - 1), ("int64", 2**62), ("float16", 60000)]
+)
+def test_a_mean_over_logical_devices_holds_what_all_of_them_have(dtype, value, size, devices):
+    def fn():
+        strategy, given = mesh(devices), numpy.array([value], dtype)
+        return strategy.run(lambda: (replica().logical_all_reduce("MEAN", given), replica().all_reduce("MEAN", given)))
+
+    for inside, across in run_ranks(size, fn):
+        assert inside.dtype == across.dtype == ("float16" if dtype == "float16" else "float64")
+        assert inside.tolist() == across.tolist() == [value]
+
+
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.lists(st.integers(0, 2), min_size=3, max_size=3))
 def test_parts_of_an_array_are_numbered_in_c_order_and_make_it_up(parts, factors):
     shape = [count * factor for count, factor in zip(parts, factors, strict=False)]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 import mpidist
 from mpidist import metrics
 from mpidist.errors import CollectiveMismatchError
+from mpidist.input.sharding import part
 from mpidist.testing import run_ranks
 
 OBSERVED = json.loads((Path(__file__).parents[2] / "oracle" / "keras_metrics.json").read_text())["cases"]
@@ -198,6 +199,61 @@ def test_a_function_is_a_metric():
     metric = metrics.get(large)
     metric.update_state(numpy.zeros(4), numpy.array([0, 1, 2, 3]))
     assert (metric.name, metric.result()) == ("large", 0.5)
+
+
+@pytest.mark.parametrize("make", [metrics.Mean, metrics.MeanSquaredError])
+@pytest.mark.parametrize("rows", [[1.0, 1.0, 5.0], [1.0, 1.0, 1.0, 5.0]])
+@pytest.mark.parametrize("size", [1, 2, 3])  # of 4 rows, the third rank has none
+def test_a_number_is_the_weight_of_every_row(make, rows, size):
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        mine = numpy.array([rows[place] for place in part(len(rows), strategy.extended.replica_id, size)])
+        with strategy.scope():
+            metric = make()
+        metric.update_state(*([mine] if make is metrics.Mean else [numpy.zeros_like(mine), mine]), sample_weight=2.0)
+        return metric.result()
+
+    values = rows if make is metrics.Mean else [value**2 for value in rows]
+    assert run_ranks(size, on_rank) == [pytest.approx(sum(values) / len(rows))] * size
+
+
+def test_a_number_is_the_weight_of_values_of_more_dimensions():
+    metric = metrics.Mean()
+    metric.update_state(numpy.array([[1.0, 2.0], [3.0, 6.0]]), sample_weight=0.5)
+    assert (metric.result(), float(metric.sums["count"])) == (3.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [
+        lambda y_true, y_pred: numpy.abs(y_true - y_pred),
+        lambda y_true, y_pred: numpy.mean(numpy.abs(y_true - y_pred), axis=-1),
+    ],
+    ids=["values", "their means"],
+)
+@pytest.mark.parametrize("column", ["labels", "predictions"])
+def test_a_function_that_spreads_labels_over_predictions_is_refused(spread, column):
+    """Labels of shape (rows, 1) and predictions of shape (rows,) make a number for each pair of a rank's rows."""
+
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            metric = metrics.get(spread)
+        mine = numpy.arange(6.0)[list(part(6, strategy.extended.replica_id, strategy.num_replicas_in_sync))]
+        labels, predictions = (mine[:, None], mine) if column == "labels" else (mine, mine[:, None])
+        with pytest.raises(
+            ValueError, match="metric '<lambda>' returned another value for a row alone than among .*re"
+        ):
+            metric.update_state(labels, predictions)
+
+    for size in (1, 2, 3):
+        run_ranks(size, on_rank)
+
+
+def test_a_function_gets_labels_and_predictions_in_the_shapes_that_they_have():
+    metric = metrics.get(lambda y_true, y_pred: numpy.abs(y_true[:, 0] - y_pred))
+    metric.update_state(numpy.arange(6.0)[:, None], numpy.arange(6.0) + 2)
+    assert metric.result() == 2
 
 
 def test_a_class_is_no_metric():

@@ -684,6 +684,49 @@ def test_a_step_that_is_left_out_is_a_step_but_no_update():
     assert run_ranks(2, on_rank) == [(3, 2, 1)] * 2
 
 
+ROWS = numpy.arange(16, dtype="float32").reshape(8, 2) / 10
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ([ROWS[:4], ROWS[4:]], [0.625, 0.7]),  # w becomes (w + mean of a batch) / 2: of (.3, .4), then of (1.1, 1.2)
+        ([(ROWS[:4],), (ROWS[4:],)], [0.625, 0.7]),
+        ([[ROWS[:4]], [ROWS[4:]]], [0.625, 0.7]),
+        ([ROWS[:4], ROWS[4:6]], [0.525, 0.6]),  # of (.9, 1)
+    ],
+    ids=["arrays", "tuples", "lists", "a shorter one"],
+)
+def test_a_list_of_arrays_is_batches(batches, expected, size):
+    def on_rank():
+        with mpidist.MirroredStrategy().scope():
+            variable = mpidist.Variable(numpy.zeros(2, "float32"))
+
+        def loss(w, x):
+            return 0.0, 2 * (w - x.mean(axis=0))
+
+        trainer = mpidist.Trainer(loss, variable, mpidist.optimizers.SGD(0.25))
+        trainer.fit(batches, verbose=0)
+        return trainer.steps_made, variable.value.tolist()
+
+    for steps, found in run_ranks(size, on_rank):
+        assert steps == 2 and found == pytest.approx(expected)
+
+
+def test_a_list_of_arrays_with_labels_is_one_array():
+    seen = []
+
+    def loss(w, x, y):
+        seen.append((x.shape, y.shape))
+        return 0.0, numpy.zeros(1)
+
+    trainer = mpidist.Trainer(loss, mpidist.Variable(numpy.zeros(1)), mpidist.optimizers.SGD(0.1))
+    trainer.fit(list(ROWS), numpy.ones(8), verbose=0)
+    trainer.fit([[1.0, 2.0], [3.0, 4.0]], [1.0, 2.0], verbose=0)
+    assert seen == [((8, 2), (8,)), ((2, 2), (2,))]
+
+
 def test_a_list_of_batches_is_an_iterable_of_batches():
     def on_rank():
         with mpidist.MirroredStrategy().scope():
