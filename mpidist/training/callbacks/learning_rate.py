@@ -16,15 +16,11 @@ _log = logging.getLogger("mpidist")
 class RateOfEpoch(Callback):
     """Sets the learning rate at the beginning of an epoch, and not again where that is resumed in its middle."""
 
-    _epoch = -1  # the one whose rate is set
-
-    def on_train_begin(self, logs: Logs | None = None) -> None:
-        super().on_train_begin(logs)
-        self._epoch = -1
+    _epoch = _resumed = -1  # the one whose rate was set last; the one whose rate the checkpoint had
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        if epoch != self._epoch:
-            self._epoch = epoch
+        is_set, self._epoch, self._resumed = epoch == self._resumed, epoch, -1
+        if not is_set:
             self._set_rate(epoch, logs)
 
     def state(self) -> dict[str, Any]:
@@ -33,7 +29,7 @@ class RateOfEpoch(Callback):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a state.  Local."""
-        self._epoch = int(state["epoch"])
+        self._epoch = self._resumed = int(state["epoch"])
 
     def _set_rate(self, epoch: int, logs: Logs | None) -> None:
         raise NotImplementedError(type(self).__name__)
@@ -64,7 +60,6 @@ class LearningRateScheduler(RateOfEpoch):
         self._takes_rate = _takes_two(schedule)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        super().on_train_begin(logs)
         self.trainer.optimizer.require_no_schedule(type(self).__name__)
 
     def _set_rate(self, epoch: int, logs: Logs | None) -> None:
