@@ -301,10 +301,10 @@ class Checkpoint:
                     self._told.add(name)
         if differ and communicator.rank == CHIEF:
             warnings.warn(
-                f"states differ from that of rank {CHIEF}: {listed(differ, '; ')}. A checkpoint holds the state of rank "
-                f"{CHIEF} alone, and every rank gets it when it is restored: random generators would go on with the "
-                "same numbers on all ranks. Let the ranks have the same state, or leave it out of the checkpoint and "
-                "make it anew on each rank, such as numpy.random.default_rng((seed, rank, step))",
+                f"states differ from that of rank {CHIEF}: {listed(differ, '; ')}. A checkpoint holds the chief's "
+                "alone, and every rank gets it when it is restored: random generators would go on with the same "
+                "numbers on all ranks. Let the ranks have the same state, or leave it out of the checkpoint and make "
+                "it anew on each rank, such as numpy.random.default_rng((seed, rank, step))",
                 RuntimeWarning,
                 stacklevel=5,
             )

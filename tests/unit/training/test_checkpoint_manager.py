@@ -21,6 +21,10 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir() if path.name != ".owner")
 
 
+def named(*numbers):
+    return [f"checkpoint-{number}.h5" for number in numbers]
+
+
 def manager_of(directory, **options):
     v = mpidist.Variable(numpy.arange(3.0), name="v")
     return mpidist.CheckpointManager(mpidist.Checkpoint(v=v), directory, **options), v
@@ -32,7 +36,8 @@ def test_numbers_go_on_from_the_highest(tmp_path):
         return [manager.save(number).name for number in (None, None, 7, 5, None)]
 
     assert run_ranks(2, save) == [[f"checkpoint-{number}.h5" for number in (1, 2, 7, 5, 8)]] * 2
-    assert names(tmp_path) == [f"checkpoint-{number}.h5" for number in (1, 2, 5, 7, 8)]
+    assert names(tmp_path) == [*named(1, 2, 5, 7, 8), "checkpoint.order"]
+    assert manager_of(tmp_path)[0].checkpoints == [tmp_path / name for name in named(1, 2, 7, 5, 8)]
 
 
 class Saves:
@@ -64,10 +69,6 @@ class Saves:
         first, second = run_ranks(2, on_rank)
         assert first == second
         return first
-
-
-def named(*numbers):
-    return [f"checkpoint-{number}.h5" for number in numbers]
 
 
 def test_the_newest_is_the_one_saved_last_whatever_its_number(tmp_path):
