@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
@@ -71,8 +72,9 @@ class Checkpoint:
     **objects
         Variables; random generators of NumPy; objects with ``state()`` and ``restore(state)``; and dicts, lists and
         tuples of these.  Optimizers, distributed data sets, their iterators, and metrics are such objects.  A state is
-        a dict of arrays and numbers, the same on all ranks.  An object may have ``check(state)``, which raises what
-        ``restore`` would raise, and is called before anything is changed.  Objects without it are restored first.
+        a dict of arrays and numbers, the same on all ranks: the chief's is saved, and all ranks get it.  An object may
+        have ``check(state)``, which raises what ``restore`` would raise, and is called before anything is changed.
+        Objects without it are restored first.
 
     Raises
     ------
@@ -93,6 +95,7 @@ class Checkpoint:
     def __init__(self, **objects: Any) -> None:
         self.kept_world = WorldKept(innermost())
         self._parts: dict[str, Any] = {}
+        self._told: set[str] = set()  # the parts of which was said that they differ by rank
         self._add("", objects)
 
     @property
@@ -159,6 +162,11 @@ class Checkpoint:
             On all ranks: it could not be written; the message has the reason.
         ValueError
             The path is empty.
+
+        Warns
+        -----
+        RuntimeWarning
+            On the chief, once for each object: its state differs by rank, and the chief's alone is saved.
         """
         return self.save_owned(given_path(path, "path", is_file=True), Unowned(), parallel)
 
@@ -169,6 +177,8 @@ class Checkpoint:
             return path
         job = registry.of_job()
         found, numbers = self._collect() if job is None else job.client.undivided(self._collect)
+        if job is None:  # what ranks read from servers is of different moments
+            self._warn_of_differences(found, numbers)
         what = f"checkpoint {path} was not saved"
         write_fn = _write_together if _writes_together(parallel, what) else _write_alone
         if job is not None and job.extended.is_chief and job.extended.has_other_workers:
@@ -270,6 +280,34 @@ class Checkpoint:
                 values.update({f"{name}/{key}": value for key, value in (state or _NO_STATE).items()})
         found = {name: _on_host(value) for name, value in values.items() if _is_array(value)}
         return found, {name: value for name, value in values.items() if not _is_array(value)}
+
+    def _warn_of_differences(self, found: Mapping[str, Any], numbers: Mapping[str, Any]) -> None:
+        """Warn on the chief of states that differ by rank, once for each part.  Collective."""
+        communicator = world_communicator()
+        if communicator.size == 1:
+            return
+        own = {
+            name: {key: _checksum(each) for values in (found, numbers) for key, each in state_in(values, name).items()}
+            for name, part in self._parts.items()
+            if not isinstance(part, (DistributedVariable, Optimizer))
+        }
+        answers = [json.loads(raw) for raw in communicator.exchange(json.dumps(own).encode(), what="checkpoint")]
+        differ = []
+        for name, of_chief in answers[CHIEF].items():
+            states = [answer.get(name, {}) for answer in answers]
+            for key, expected in of_chief.items() if name not in self._told else ():
+                if ranks := [str(rank) for rank, state in enumerate(states) if state.get(key) != expected]:
+                    differ.append(f"{shortened(f'{name}/{key}')} on ranks {listed(ranks)}")
+                    self._told.add(name)
+        if differ and communicator.rank == CHIEF:
+            warnings.warn(
+                f"states differ from that of rank {CHIEF}: {listed(differ, '; ')}. A checkpoint holds the chief's "
+                "alone, and every rank gets it when it is restored: random generators would go on with the same "
+                "numbers on all ranks. Let the ranks have the same state, or leave it out of the checkpoint and make "
+                "it anew on each rank, such as numpy.random.default_rng((seed, rank, step))",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
 
 def writes_here() -> bool:
@@ -485,6 +523,13 @@ def _shared(path: Path) -> dict[str, Any]:
         communicator.broadcast(arrays.byte_view(array), root=CHIEF)
         values[name] = array
     return values
+
+
+def _checksum(value: Any) -> int:
+    """Return a CRC-32 of an array or number of a state."""
+    if _is_array(value) and not value.dtype.hasobject:
+        return zlib.crc32(f"{value.dtype}{value.shape}".encode(), hdf5_file.checksum(value))
+    return zlib.crc32(repr(value).encode())
 
 
 def _is_array(value: Any) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from mpidist.errors import CheckpointError, listed
+from mpidist.errors import CheckpointError, listed, quoted
 from mpidist.parameter_server import registry
 from mpidist.training import hdf5_file
 from mpidist.training.array_task import check_task, forget_task
@@ -20,6 +22,9 @@ from mpidist.training.temporary_files import left_behind, temporary
 from mpidist.transports import WorldKept, in_kept_world, innermost
 from mpidist.world import world_communicator
 
+#: What the name of the file ends with that has the order in which checkpoints were saved.
+_ORDER = ".order"
+
 #: Other files that are written under a temporary name.
 _OTHERS = r"\.owner(\.before)?|\.job|\.?trial\.h5.*"
 _log = logging.getLogger("mpidist")
@@ -27,6 +32,9 @@ _log = logging.getLogger("mpidist")
 
 class CheckpointManager:
     """Numbered checkpoints ``<name>-<number>.h5`` in a directory.
+
+    The newest is the one saved last, whatever its number.  Where the numbers do not tell the order of the saves, the
+    file ``<name>.order`` does.
 
     Collective: every rank makes it in the same order.  The chief writes a trial file to the directory at once, and
     removes it.  To read only, use `Checkpoint.restore`.
@@ -50,8 +58,8 @@ class CheckpointManager:
         The directory or the name is empty, the name has a directory in it, `max_to_keep` is less than 1, or the hours
         are not positive.
     CheckpointError
-        On all ranks: the chief cannot write to the directory, or it has the checkpoints of another task of the job
-        array that this job is a task of; the message has the reason.
+        On all ranks: the chief cannot write to the directory, its file of the order is damaged, or it has the
+        checkpoints of another task of the job array that this job is a task of; the message has the reason.
     """
 
     def __init__(
@@ -72,7 +80,8 @@ class CheckpointManager:
         self.kept_world = WorldKept(innermost())
         self.directory = given_path(directory, "directory")
         self.checkpoint_name = checkpoint_name
-        self._is_temporary = re.compile(rf"{_pattern(checkpoint_name)}|{_OTHERS}").fullmatch
+        of_order = re.escape(checkpoint_name + _ORDER)
+        self._is_temporary = re.compile(rf"{_pattern(checkpoint_name)}|{of_order}|{_OTHERS}").fullmatch
         self.max_to_keep = max_to_keep
         self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
         if writes_here():
@@ -80,24 +89,24 @@ class CheckpointManager:
                 lambda: _try(self.directory),
                 f"no checkpoint can be written to {self.directory}; choose a directory that rank {CHIEF} can write to",
             )
-            together(lambda: check_task(self.directory), f"no checkpoint is written to {self.directory}")
+            together(self._require_usable, f"no checkpoint is written to {self.directory}")
         self._owner = Owner.of(self.directory)
         is_chief = world_communicator().rank == CHIEF
         self._kept, self._kept_at = self._kept_before() if is_chief else (set(), 0.0)
 
     @property
     def checkpoints(self) -> list[Path]:
-        """The checkpoints that are in the directory, as this rank sees it, by ascending number.  Local."""
+        """The checkpoints that are in the directory, as this rank sees it, in the order of their saves.  Local."""
         return checkpoints_in(self.directory, self.checkpoint_name)
 
     @property
     def latest_checkpoint(self) -> Path | None:
-        """The one with the highest number, whole or not; None if there is none.  Local."""
+        """The one saved last, whole or not; None if there is none.  Local."""
         return max(self.checkpoints[-1:], default=None)
 
     @in_kept_world
     def save(self, checkpoint_number: int | None = None) -> Path:
-        """Save a checkpoint under a number, then remove those that are too many.
+        """Save a checkpoint under a number, then remove the oldest if they are too many.
 
         Collective: every rank calls it in the same order.
 
@@ -121,9 +130,11 @@ class CheckpointManager:
         if number < 0:
             raise ValueError(f"a checkpoint's number must be 0 or more, got {number}")
         path = self.checkpoint.save_owned(self.directory / f"{self.checkpoint_name}-{number}.h5", self._owner)
-        if world_communicator().rank == CHIEF and writes_here():
-            self._owner.saved(path, self)
-            self._remove_old(path)
+        if writes_here():
+            together(lambda: self._note_order(number), f"checkpoint {path} was saved, and not noted as the newest")
+            if world_communicator().rank == CHIEF:
+                self._owner.saved(path, self)
+                self._remove_old(path)
         return path
 
     @in_kept_world
@@ -159,7 +170,13 @@ class CheckpointManager:
         self._owner.release_unused()
         forget_task(self.directory)
         with suppress(OSError):  # it has other files, or is gone
+            self._note_order()
             self.directory.rmdir()
+
+    def _require_usable(self) -> None:
+        """Raise CheckpointError unless this manager may save in the directory, and can tell what is old.  Local."""
+        check_task(self.directory)
+        _noted_order(self.directory, self.checkpoint_name)
 
     def _restore_newest(self) -> Path | None:
         is_chief = world_communicator().rank == CHIEF
@@ -187,9 +204,23 @@ class CheckpointManager:
 
     def _next_number(self) -> int:
         def count() -> int:
-            return number_of(self.latest_checkpoint) + 1 if self.latest_checkpoint else 1
+            return max(map(number_of, self.checkpoints), default=0) + 1
 
         return int(together(count, f"no checkpoint can be numbered in {self.directory}"))
+
+    def _note_order(self, *last: int) -> None:
+        """Note the order of the checkpoints, with the `last` at the end; no file if their numbers tell it.  Local."""
+        order = [*(number for number in map(number_of, self.checkpoints) if number not in last), *last]
+        file = self.directory / f"{self.checkpoint_name}{_ORDER}"
+        if order == sorted(order):
+            file.unlink(missing_ok=True)
+            return
+        written = temporary(file)
+        with open(written, "w") as text:
+            json.dump(order, text)
+            text.flush()
+            os.fsync(text.fileno())
+        written.replace(file)
 
     def _kept_before(self) -> tuple[set[Path], float]:
         """Return the checkpoints that an earlier manager kept for good, and since when hours are counted.  Local."""
@@ -231,14 +262,32 @@ class CheckpointManager:
 
 
 def checkpoints_in(directory: Path, name: str = "checkpoint") -> list[Path]:
-    """Return the checkpoints of a name that are in a directory, by ascending number.  Local."""
-    found, is_one = directory.iterdir() if directory.is_dir() else (), re.compile(_pattern(name)).fullmatch
-    return sorted((path for path in found if is_one(path.name)), key=number_of)
+    """Return the checkpoints of a name that are in a directory, in the order of their saves.  Local."""
+    is_one = re.compile(_pattern(name)).fullmatch
+    places = {number: place for place, number in enumerate(_noted_order(directory, name))}
+    found = [path for path in directory.iterdir() if is_one(path.name)] if directory.is_dir() else []
+    # what is not noted was saved after it: the process was killed before it came to that
+    return sorted(found, key=lambda path: (places.get(number_of(path), len(places)), number_of(path)))
 
 
 def newest_in(directory: Path) -> str:
     """Return the path of the newest checkpoint in a directory, "" if there is none.  Local."""
     return str(max(checkpoints_in(directory)[-1:], default=""))
+
+
+def _noted_order(directory: Path, name: str) -> list[int]:
+    """Return the numbers in the order of their saves; none where that is the ascending one.  Local."""
+    file, text = directory / f"{name}{_ORDER}", ""
+    try:
+        text = file.read_text(errors="replace")
+        return [int(number) for number in json.loads(text)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (ValueError, TypeError):
+        raise CheckpointError(
+            f"{file} is damaged: got {quoted(text)}, expected the numbers of the checkpoints in the order of their "
+            "saves, such as [40, 4, 8]; write it anew, or remove it: then the highest number is the newest"
+        ) from None
 
 
 def _pattern(name: str) -> str:

@@ -120,13 +120,13 @@ class SidecarEvaluator:
     def start(self) -> list[CheckpointResult]:
         """Evaluate checkpoints as they come, and return the results.  Local to the evaluator.
 
-        Checkpoints that are in the folder already come first, in the order of their numbers.  A checkpoint that is
+        Checkpoints that are in the folder already come first, in the order of their saves.  A checkpoint that is
         damaged, or was removed before its turn, is left out with a line in the log.
         """
         while not self._is_done:
             last = self._ended()  # before the look: what was saved before the end is there
             found = written(self._files_in(self._folder))
-            if self._is_of_keras:  # names are the user's; checkpoints have numbers, and are in that order
+            if self._is_of_keras:  # names are the user's; checkpoints are in the order of their saves
                 found.sort(key=itemgetter(1, 0))
             new = [each for each in found if each not in self._seen]
             for path, moment in new:

@@ -28,7 +28,7 @@ EVERYDAY = set(
     conformance
     core counted crossing current
     data deadline death default dependency derived destination device differ doctor dtype during
-    ended entered entry error evaluation exact
+    ended entered entry epoch error evaluation exact
     failed failure fault file fixed folder foreign found framework from function fused
     gathered generated given
     handover here hint host hostlist

@@ -81,7 +81,7 @@ class EarlyStopping(Monitoring):
         self._best_copies: list[Any] | None = None
         self._are_saved = False  # whether the copies are as a checkpoint holds them
 
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+    def _judge(self, epoch: int, logs: Logs | None) -> None:
         value = self.monitor.value(logs, type(self).__name__)
         if value is None or epoch < self.start_from_epoch:
             return
@@ -98,6 +98,7 @@ class EarlyStopping(Monitoring):
             self.trainer.stop_training = True
 
     def on_train_end(self, logs: Logs | None = None) -> None:
+        super().on_train_end(logs)
         if self.stopped_epoch and self.trainer.is_chief:
             _log.info("EarlyStopping: ended after epoch %d; the best was epoch %d", self.stopped_epoch, self.best_epoch)
         if self._best_copies is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from mpidist.training.callbacks.base import Callback, Logs
 from mpidist.training.callbacks.monitor import Monitor, Monitoring
@@ -12,10 +13,33 @@ from mpidist.training.callbacks.monitor import Monitor, Monitoring
 _log = logging.getLogger("mpidist")
 
 
-class LearningRateScheduler(Callback):
+class RateOfEpoch(Callback):
+    """Sets the learning rate at the beginning of an epoch, and not again where that is resumed in its middle."""
+
+    _epoch = _resumed = -1  # the one whose rate was set last; the one whose rate the checkpoint had
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        is_set, self._epoch, self._resumed = epoch == self._resumed, epoch, -1
+        if not is_set:
+            self._set_rate(epoch, logs)
+
+    def state(self) -> dict[str, Any]:
+        """Return the epoch whose rate is set, for a checkpoint, where the optimizer has the rate.  Local."""
+        return {"epoch": self._epoch}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a state.  Local."""
+        self._epoch = self._resumed = int(state["epoch"])
+
+    def _set_rate(self, epoch: int, logs: Logs | None) -> None:
+        raise NotImplementedError(type(self).__name__)
+
+
+class LearningRateScheduler(RateOfEpoch):
     """Set the learning rate at the beginning of every epoch.
 
-    Collective: `on_epoch_begin` gives all ranks the chief's rate.
+    Collective: `on_epoch_begin` gives all ranks the chief's rate.  A training that is resumed in the middle of an epoch
+    has the rate of its checkpoint until the next one.
 
     Parameters
     ----------
@@ -38,7 +62,7 @@ class LearningRateScheduler(Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self.trainer.optimizer.require_no_schedule(type(self).__name__)
 
-    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+    def _set_rate(self, epoch: int, logs: Logs | None) -> None:
         optimizer = self.trainer.optimizer
         rate = self.schedule(epoch, optimizer.learning_rate) if self._takes_rate else self.schedule(epoch)
         optimizer.learning_rate = self.trainer.from_chief(float(rate))
@@ -107,6 +131,9 @@ class ReduceLROnPlateau(Monitoring):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if logs is not None:
             logs["learning_rate"] = self.trainer.optimizer.learning_rate
+        super().on_epoch_end(epoch, logs)
+
+    def _judge(self, epoch: int, logs: Logs | None) -> None:
         value = self.monitor.value(logs, type(self).__name__)
         if value is None:
             return

@@ -37,7 +37,8 @@ class ModelCheckpoint(Monitoring):
         See `CheckpointManager`.
     resume : bool
         Whether `fit` goes on from the newest whole checkpoint of the directory, if there is one.  It goes on with the
-        step after it and the rows that were not seen yet, on any number of ranks and with any batch size.
+        step after it and the rows that were not seen yet, on any number of ranks and with any batch size.  Otherwise it
+        begins anew, with step 0: checkpoints that an earlier training has left there are older than its own.
 
     Raises
     ------

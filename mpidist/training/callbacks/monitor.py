@@ -61,11 +61,29 @@ class Monitor:
 
 
 class Monitoring(Callback):
-    """A callback that remembers numbers about the epochs before, and saves them with the training."""
+    """A callback that remembers numbers about the epochs before, and saves them with the training.
+
+    An epoch is judged when it is over.  One that the training leaves in its middle is judged at the end of the
+    training, after checkpoints are saved: a training that goes on from these comes to its end, and judges it then.
+    """
 
     #: The names of these attributes.
     _remembered: tuple[str, ...] = ()
     monitor: Monitor
+    _is_left = False  # in the middle of an epoch
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        self._is_left = self.trainer.epoch == epoch
+        if not self._is_left:
+            self._judge(epoch, logs)
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        if self._is_left:
+            self._is_left = False
+            self._judge(self.trainer.epoch, logs)
+
+    def _judge(self, epoch: int, logs: Logs | None) -> None:
+        """Decide by the logs of an epoch."""
 
     def _look_at_metrics(self) -> None:
         """Find out in which direction the log gets better; ValueError where nothing tells."""

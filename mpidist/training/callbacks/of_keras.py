@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mpidist.training.callbacks.base import Callback
+from mpidist.training.callbacks.base import Callback, Logs
+from mpidist.training.callbacks.learning_rate import RateOfEpoch
 
 if TYPE_CHECKING:
     from mpidist.training.trainer import Trainer
@@ -64,6 +65,13 @@ for _name in _TURNS:
     setattr(CallbackOfKeras, _name, _turn(_name))
 
 
+class SchedulerOfKeras(RateOfEpoch, CallbackOfKeras):
+    """Calls a `LearningRateScheduler` of Keras, once an epoch."""
+
+    def _set_rate(self, epoch: int, logs: Logs | None) -> None:
+        self._callback.on_epoch_begin(epoch, logs)
+
+
 def as_callback(callback: Any) -> Callback:
     """Return a callback of mpidist, or of Keras, for a `Trainer`.  Local.
 
@@ -71,6 +79,8 @@ def as_callback(callback: Any) -> Callback:
     """
     if isinstance(callback, Callback):
         return callback
-    if any(each.__name__ == "Callback" and each.__module__.startswith("keras.") for each in type(callback).__mro__):
-        return CallbackOfKeras(callback)
+    classes = type(callback).__mro__
+    if any(each.__name__ == "Callback" and each.__module__.startswith("keras.") for each in classes):
+        is_scheduler = any(each.__name__ == "LearningRateScheduler" for each in classes)
+        return (SchedulerOfKeras if is_scheduler else CallbackOfKeras)(callback)
     raise TypeError(f"a callback must be a mpidist.callbacks.Callback, got {type(callback).__name__}")

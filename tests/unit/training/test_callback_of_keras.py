@@ -55,6 +55,33 @@ def test_it_is_called_at_its_turns_and_may_end_the_training():
         assert (seen, epochs) == (2, 4)
 
 
+def test_a_scheduler_sets_the_rate_of_an_epoch_once_also_if_that_is_resumed_in_its_middle(tmp_path):
+    class LearningRateScheduler(Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.optimizer.learning_rate /= 2
+
+    class Interrupted(Exception):
+        pass
+
+    class Interrupt(mpidist.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.trainer.steps_made == 4:
+                raise Interrupted
+
+    def fn(*more):
+        saving = mpidist.callbacks.ModelCheckpoint(tmp_path, "loss", save_freq=1, resume=True)
+        rates = []
+        noted = mpidist.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: rates.append(saving.trainer.optimizer.learning_rate)
+        )
+        fitted(LearningRateScheduler(), saving, noted, *more, epochs=3)
+        return rates
+
+    with pytest.raises(Interrupted):
+        run_ranks(2, fn, Interrupt())  # the last save is in the middle of the second epoch of two steps
+    assert run_ranks(2, fn) == [[0.025, 0.0125]] * 2
+
+
 def test_what_writes_is_the_chief_s():
     class CSVLogger(Callback):
         seen = 0

@@ -491,6 +491,95 @@ def test_a_training_that_is_told_to_end_saves_on_all_ranks_and_goes_on(tmp_path,
         numpy.testing.assert_array_equal(values, whole)
 
 
+@pytest.mark.parametrize("backup", [False, True])
+@pytest.mark.parametrize("interrupt", [2, 3, 4, 6])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_an_epoch_that_is_resumed_in_its_middle_has_one_rate(tmp_path, ranks, interrupt, backup):
+    def on_rank(*more):
+        script = Scripted([1.0] * 3)
+        saving = (
+            callbacks.BackupAndRestore(tmp_path, save_freq=1, delete_checkpoint=False)
+            if backup
+            else callbacks.ModelCheckpoint(tmp_path, "loss", save_freq=1, resume=True)
+        )
+        rates = callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        found = script.fit(rates, saving, *more, verbose=0).history["learning_rate"]
+        return found, script.variable.numpy()[0]
+
+    with pytest.raises(Interrupted):
+        run_ranks(ranks, on_rank, Interrupt(interrupt))
+    rates = [0.25, 0.125, 0.0625]  # of epochs of two steps; the last save was one step before the interruption
+    assert run_ranks(ranks, on_rank) == [(rates[(interrupt - 2) // 2 :], -2 * sum(rates))] * ranks
+
+
+def test_a_training_that_is_not_resumed_sets_the_rate_of_its_first_epoch_anew():
+    def on_rank():
+        script, rates = Scripted([1.0] * 3), callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        found = [script.fit(rates, epochs=2, initial_epoch=1).history["learning_rate"] for _ in range(2)]
+        return found, script.variable.numpy()[0]
+
+    assert on_two_ranks(on_rank) == ([[0.25], [0.125]], -2 * (0.25 + 0.125))
+
+
+def test_a_callback_whose_state_differs_by_rank_is_named(tmp_path):
+    class Counter(Callback):
+        count = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.count += 1 + self.trainer.strategy.extended.replica_id
+
+        def state(self):
+            return {"count": self.count}
+
+        def restore(self, state):
+            self.count = state["count"]
+
+    def on_rank():
+        used = [callbacks.EarlyStopping("loss"), callbacks.LearningRateScheduler(lambda epoch: 0.5), Counter()]
+        Scripted([2.0, 1.0]).fit(callbacks.ModelCheckpoint(tmp_path, "loss"), *used, verbose=0)
+
+    with pytest.warns(RuntimeWarning, match="rank 0: 'training/callbacks/Counter/count' on ranks 1, 2. A") as told:
+        run_ranks(3, on_rank)
+    assert len(told) == 1
+
+
+class EndInTheMiddle(Callback):
+    """Ends the training by a vote after the first step of an epoch."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.trainer.stop_training |= self.trainer.epoch == self.epoch
+
+
+def test_an_epoch_that_is_left_in_its_middle_is_judged_once(tmp_path):
+    """As by a limit of time: its logs come twice, of the first part and of the whole."""
+
+    def on_rank(*more):
+        used = [
+            callbacks.ModelCheckpoint(tmp_path, "loss", resume=True),
+            callbacks.EarlyStopping("loss", patience=3),
+            callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2),
+        ]
+        history = Scripted([1.0] * 6).fit(*used, *more, verbose=0)
+        return history.epoch, history.history["learning_rate"]
+
+    assert on_two_ranks(on_rank, EndInTheMiddle(1)) == ([0, 1], [0.5, 0.5])
+    # epoch 0 is the best: the rate is halved after two more, and the training ends after three more
+    assert on_two_ranks(on_rank) == ([1, 2, 3], [0.5, 0.5, 0.25])
+
+
+def test_an_epoch_that_is_left_in_its_middle_is_judged_at_the_end_of_the_training():
+    def on_rank():
+        script = Scripted([3.0, 1.0, 2.0])
+        used = callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True)
+        script.fit(used, EndInTheMiddle(1), verbose=0)
+        return used.best, used.best_epoch, script.variable.numpy()[0]
+
+    assert on_two_ranks(on_rank) == (1.0, 1, -1.5)
+
+
 def test_what_callbacks_remember_is_restored(tmp_path):
     def on_rank(losses, epochs):
         script = Scripted(losses)
@@ -566,6 +655,24 @@ def test_the_best_is_saved_and_known_after_a_restart(tmp_path):
     assert saved == ["checkpoint-2.h5", "checkpoint-4.h5"]
     # the third epoch is no better than the second, the fourth is
     assert on_two_ranks(on_rank, [3.0, 2.0, 2.5, 1.0], 4) == [*saved, "checkpoint-8.h5"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("save_freq", ["epoch", 1])
+def test_a_training_goes_on_from_the_last_one_and_not_from_a_longer_one_before_it(tmp_path, ranks, save_freq):
+    """Two steps an epoch, each by 0.5; what a training begins with tells it from the others."""
+
+    def on_rank(begins_with, epochs, resume):
+        script = Scripted([1.0] * epochs)
+        script.variable.assign([begins_with])
+        saving = callbacks.ModelCheckpoint(tmp_path, "loss", save_freq=save_freq, resume=resume)
+        script.fit(saving, epochs=epochs, verbose=0)
+        return float(script.variable.value[0]), script.trainer.steps_made
+
+    assert run_ranks(ranks, on_rank, 100.0, 10, False) == [(100.0 - 10, 20)] * ranks
+    assert run_ranks(ranks, on_rank, 200.0, 2, False) == [(200.0 - 2, 4)] * ranks  # anew
+    assert run_ranks(ranks, on_rank, 300.0, 3, True) == [(200.0 - 3, 6)] * ranks
+    assert run_ranks(ranks, on_rank, 300.0, 9, True) == [(200.0 - 9, 18)] * ranks
 
 
 def test_a_backup_is_removed_at_the_end(tmp_path):

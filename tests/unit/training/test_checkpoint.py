@@ -325,6 +325,25 @@ class OfArray:
         self.array = state["array"]
 
 
+def test_states_that_differ_by_rank_are_told_of_once_each(tmp_path):
+    """Only the chief's is saved: without a word all ranks would go on with it."""
+
+    def on_rank():
+        rank = MultiWorkerMirroredStrategy().extended.replica_id
+        same, own = OfArray(numpy.arange(3)), OfArray(numpy.array([0.5, 0.5 + (rank == 1)]))
+        checkpoint = Checkpoint(same=same, parts={"own": own}, w=Variable(numpy.ones(2)))
+        for _ in range(2):
+            checkpoint.save(tmp_path / "c.h5")
+        same.array = numpy.arange(3, dtype="int64" if rank else "int32")  # equal numbers of another type
+        checkpoint.save(tmp_path / "c.h5")
+
+    with pytest.warns(RuntimeWarning) as told:
+        run_ranks(3, on_rank)
+    first, second = (str(each.message) for each in told)
+    assert first.startswith("states differ from that of rank 0: 'parts/own/array' on ranks 1. A checkpoint holds")
+    assert second.startswith("states differ from that of rank 0: 'same/array' on ranks 1, 2. A checkpoint holds")
+
+
 def big_endian_round_trip(path):
     """Save a variable and a state from big-endian arrays, as FITS files have them; return what others restore."""
     given = numpy.arange(1, 4, dtype=">f4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 
 import numpy
@@ -20,6 +21,10 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir() if path.name != ".owner")
 
 
+def named(*numbers):
+    return [f"checkpoint-{number}.h5" for number in numbers]
+
+
 def manager_of(directory, **options):
     v = mpidist.Variable(numpy.arange(3.0), name="v")
     return mpidist.CheckpointManager(mpidist.Checkpoint(v=v), directory, **options), v
@@ -31,7 +36,136 @@ def test_numbers_go_on_from_the_highest(tmp_path):
         return [manager.save(number).name for number in (None, None, 7, 5, None)]
 
     assert run_ranks(2, save) == [[f"checkpoint-{number}.h5" for number in (1, 2, 7, 5, 8)]] * 2
-    assert names(tmp_path) == [f"checkpoint-{number}.h5" for number in (1, 2, 5, 7, 8)]
+    assert names(tmp_path) == [*named(1, 2, 5, 7, 8), "checkpoint.order"]
+    assert manager_of(tmp_path)[0].checkpoints == [tmp_path / name for name in named(1, 2, 7, 5, 8)]
+
+
+class Saves:
+    """Managers of one directory, one after the other as in jobs of their own; what is saved is the number."""
+
+    def __init__(self, directory, **options):
+        self.directory, self.options = directory, options
+
+    def manager(self):
+        v = mpidist.Variable(numpy.float64(-1.0), name="v")
+        return mpidist.CheckpointManager(mpidist.Checkpoint(v=v), self.directory, **self.options), v
+
+    def save(self, *numbers):
+        def on_rank():
+            manager, v = self.manager()
+            for number in numbers:
+                v.assign(float(number))
+                manager.save(number)
+            return [path.name for path in manager.checkpoints]
+
+        return run_ranks(2, on_rank)[0]  # the chief's: it removes what is old when the others go on
+
+    def restore(self):
+        def on_rank():
+            manager, v = self.manager()
+            path = manager.restore_or_initialize()
+            return path.name, manager.latest_checkpoint.name, float(v.value)
+
+        first, second = run_ranks(2, on_rank)
+        assert first == second
+        return first
+
+
+def test_the_newest_is_the_one_saved_last_whatever_its_number(tmp_path):
+    saves = Saves(tmp_path, max_to_keep=3)
+    assert saves.save(10, 20, 30, 40) == named(20, 30, 40)
+    assert saves.save(4) == named(30, 40, 4)  # a training that began anew
+    assert saves.restore() == ("checkpoint-4.h5", "checkpoint-4.h5", 4.0)
+    assert saves.save(8, 12) == named(4, 8, 12)
+    assert saves.restore() == ("checkpoint-12.h5", "checkpoint-12.h5", 12.0)
+    saves.save(16)
+    assert names(tmp_path) == sorted(named(8, 12, 16))  # the numbers tell the order again
+
+
+def test_the_order_of_the_saves_is_kept_over_several_that_began_anew(tmp_path):
+    saves = Saves(tmp_path, max_to_keep=None)
+    saves.save(20, 40)
+    saves.save(10, 30)
+    assert saves.save(5) == named(20, 40, 10, 30, 5)
+    assert saves.save(40) == named(20, 10, 30, 5, 40)  # its number is saved again
+    (tmp_path / "checkpoint-40.h5").write_bytes(b"damaged")
+    assert saves.restore() == ("checkpoint-5.h5", "checkpoint-40.h5", 5.0)
+
+
+def test_a_directory_that_is_copied_or_thinned_out_keeps_its_order(tmp_path):
+    saves = Saves(tmp_path / "run", max_to_keep=None)
+    saves.save(20, 40)
+    saves.save(4, 8)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copyfile)
+    (tmp_path / "copy" / "checkpoint-8.h5").unlink()
+    copied = Saves(tmp_path / "copy", max_to_keep=2)
+    assert copied.restore() == ("checkpoint-4.h5", "checkpoint-4.h5", 4.0)
+    assert copied.save(6) == named(4, 6)
+
+
+def test_what_was_saved_last_is_the_newest_if_its_process_was_killed_before_it_was_noted(tmp_path):
+    saves = Saves(tmp_path, max_to_keep=None)
+    saves.save(20, 40)
+    saves.save(4)
+    before = (tmp_path / "checkpoint.order").read_text()
+    saves.save(8)
+    (tmp_path / "checkpoint.order").write_text(before)
+    assert saves.restore() == ("checkpoint-8.h5", "checkpoint-8.h5", 8.0)
+
+
+def test_managers_of_other_names_have_orders_of_their_own(tmp_path):
+    one, other = Saves(tmp_path), Saves(tmp_path, checkpoint_name="other")
+    one.save(20, 40)
+    other.save(1, 30)
+    one.save(4)
+    other.save(50)
+    assert one.restore()[0] == "checkpoint-4.h5" and other.restore()[0] == "other-50.h5"
+    assert "checkpoint.order" in names(tmp_path) and "other.order" not in names(tmp_path)
+
+
+def test_a_damaged_file_of_the_order_is_an_error_on_all_ranks(tmp_path):
+    saves = Saves(tmp_path)
+    saves.save(20, 40)
+    saves.save(4)
+    (tmp_path / "checkpoint.order").write_text("[20, 40")
+
+    def on_rank():
+        with pytest.raises(CheckpointError) as raised:
+            saves.manager()
+        return str(raised.value), raised.value.on_all_ranks
+
+    for message, on_all_ranks in run_ranks(2, on_rank):
+        assert f"{tmp_path}/checkpoint.order is damaged: got '[20, 40', expected the numbers" in message
+        assert "rank 0" in message and "or remove it: then the highest number is the newest" in message
+        assert on_all_ranks
+    (tmp_path / "checkpoint.order").unlink()
+    assert saves.restore()[0] == "checkpoint-40.h5"
+
+
+def test_an_order_that_cannot_be_noted_is_an_error_on_all_ranks(tmp_path):
+    Saves(tmp_path).save(20, 40)
+
+    def on_rank():
+        manager, _ = manager_of(tmp_path)
+        manager.save(41)
+        if mpidist.rank() == 0:
+            (tmp_path / "checkpoint.order").mkdir()
+        with pytest.raises(CheckpointError) as raised:
+            manager.save(4)
+        return str(raised.value), raised.value.on_all_ranks
+
+    for message, on_all_ranks in run_ranks(2, on_rank):
+        assert f"checkpoint {tmp_path}/checkpoint-4.h5 was saved, and not noted as the newest: rank 0: " in message
+        assert on_all_ranks
+
+
+def test_clear_removes_the_order_too(tmp_path):
+    Saves(tmp_path / "run").save(20, 40)
+    manager, _ = manager_of(tmp_path / "run")
+    manager.save(4)
+    manager.restore_or_initialize()
+    manager.clear()
+    assert list(tmp_path.iterdir()) == []
 
 
 @settings(deadline=None, max_examples=20)

@@ -32,10 +32,25 @@ def test_all_ranks_go_on_as_the_chief(tmp_path):
         generator = numpy.random.default_rng(rank)
         checkpoint = mpidist.Checkpoint(random=generator)
         checkpoint.save(tmp_path / "c.h5")
+        checkpoint.save(tmp_path / "c.h5")
         checkpoint.restore(tmp_path / "c.h5")
         return drawn(generator)
 
-    assert run_ranks(3, run) == [drawn(numpy.random.default_rng(0))] * 3
+    with pytest.warns(RuntimeWarning, match="'random/state/state' on ranks 1, 2") as told:
+        assert run_ranks(3, run) == [drawn(numpy.random.default_rng(0))] * 3
+    assert len(told) == 1
+    assert "every rank gets it when it is restored" in str(told[0].message)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_nothing_is_told_of_generators_that_are_alike(tmp_path, ranks, recwarn):
+    def run():
+        generator = numpy.random.default_rng(7)
+        generator.integers(0, 9, 3, "int32")
+        mpidist.Checkpoint(random={"a": generator}).save(tmp_path / "c.h5")
+
+    run_ranks(ranks, run)
+    assert not list(recwarn)
 
 
 def test_another_kind_is_refused(tmp_path):
