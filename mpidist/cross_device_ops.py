@@ -416,10 +416,11 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
         result, wrong = arrays.empty(value.shape, wide, value), ""
         if ranks.rank == root:
             total = accumulation_fn([gathered[replica] for replica in range(ranks.size)])
-            if numpy.shape(total) == value.shape:
+            total = total if hasattr(total, "dtype") else numpy.asarray(total)
+            if total.shape == value.shape and numpy.can_cast(total.dtype, wide, "same_kind"):
                 result[...] = total
-            else:  # it would be spread over the result
-                wrong = f"a value of shape {numpy.shape(total)} for arrays of shape {value.shape}"
+            else:  # it would be spread over the result, or cut
+                wrong = f"{total.dtype} of shape {total.shape} for arrays of {wide} and of shape {value.shape}"
         if wrong := ranks.exchange(wrong.encode(), "accumulation_fn", seconds)[root].decode():
             raise ValueError(
                 f"accumulation_fn returned {wrong} on rank {root} of {ranks.size}: return their sum, element by "

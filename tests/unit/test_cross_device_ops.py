@@ -264,17 +264,21 @@ def test_a_mean_holds_what_all_replicas_have(dtype, value, route, size):
         assert mean.dtype == ("float16" if dtype == "float16" else "float64") and mean.tolist() == [value]
 
 
+@pytest.mark.parametrize(
+    ("sum_fn", "values", "got"),
+    [
+        (numpy.sum, [1.0, 2.0, 3.0], r"float64 of shape \(\) for arrays of float64 and of shape \(3,\)"),  # of all
+        (lambda values: sum(values) / 2, [1, 2], r"float64 of shape \(2,\) for arrays of int64 and of shape \(2,\)"),
+    ],
+)
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_sum_of_the_users_own_has_the_shape_of_the_values(size):
-    """`numpy.sum` adds up the elements too."""
-
+def test_a_sum_of_the_users_own_has_the_shape_and_kind_of_the_values(size, sum_fn, values, got):
     def fn():
-        MirroredStrategy(cross_device_ops=ReductionToOneDevice(accumulation_fn=numpy.sum)).reduce(
-            "SUM", numpy.array([1.0, 2.0, 3.0]), axis=None
+        MirroredStrategy(cross_device_ops=ReductionToOneDevice(accumulation_fn=sum_fn)).reduce(
+            "SUM", numpy.array(values), axis=None
         )
 
-    message = rf"accumulation_fn returned a value of shape \(\) for arrays of shape \(3,\) on rank 0 of {size}: return"
-    with pytest.raises(ValueError, match=message) as raised:
+    with pytest.raises(ValueError, match=rf"accumulation_fn returned {got} on rank 0 of {size}: return") as raised:
         run_ranks(size, fn)
     assert set(raised.value.rank_errors) == {*range(size)}
 
