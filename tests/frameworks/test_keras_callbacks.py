@@ -187,3 +187,24 @@ def test_a_callback_of_a_trainer_is_refused_with_what_to_do(folder):
     model = distributed(functional, compiled())
     with pytest.raises(TypeError, match=r"callback Report is for mpidist.Trainer.*begin, note and end"):
         model.fit(X, Y, batch_size=16, verbose=0, callbacks=[mpidist.callbacks.Report(folder)])
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_callbacks_of_a_trainer_that_is_resumed_remember_the_epochs_before(folder, first):
+    """No loss is better than the first one: the rate is halved after two more epochs, and the fourth epoch is the last."""
+
+    def fitted(epochs):
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            variable, optimizer = mpidist.Variable(numpy.ones(2)), mpidist.optimizers.SGD(0.25)
+        stopping = keras.callbacks.EarlyStopping("loss", patience=3, mode="min")
+        plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2, mode="min", min_delta=0.0)
+        saving = mpidist.callbacks.ModelCheckpoint(folder, "loss", resume=True)
+        trainer = mpidist.Trainer(lambda w, x: (1.0, 0 * w), variable, optimizer)
+        trainer.fit(
+            numpy.zeros((6, 2)), batch_size=3, epochs=epochs, callbacks=[stopping, plateau, saving], verbose=0
+        )
+        return trainer.epoch, stopping.stopped_epoch, stopping.best_epoch, optimizer.learning_rate
+
+    assert fitted(first)[:2] == (first, 0)
+    assert fitted(9) == (4, 3, 0, 0.125)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist.training.callbacks.base import Callback, Logs
 from mpidist.training.callbacks.learning_rate import RateOfEpoch
+from mpidist.training.callbacks.monitor import Monitoring
 
 if TYPE_CHECKING:
     from mpidist.training.trainer import Trainer
@@ -72,6 +73,49 @@ class SchedulerOfKeras(RateOfEpoch, CallbackOfKeras):
         self._callback.on_epoch_begin(epoch, logs)
 
 
+class MonitoringOfKeras(Monitoring, CallbackOfKeras):
+    """Calls a callback of Keras that judges epochs, and saves what it remembers of those before."""
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        super().on_train_end(logs)
+        self._callback.on_train_end(logs)
+
+    def _judge(self, epoch: int, logs: Logs | None) -> None:
+        self._callback.on_epoch_end(epoch, logs)
+
+    def state(self) -> dict[str, Any]:
+        """Return the numbers for a checkpoint: the best value as text, empty where there is none.  Local."""
+        best = self._callback.best
+        found = {name: int(getattr(self._callback, name)) for name in self._remembered}
+        return {**found, "best": "" if best is None else float(best).hex()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a state.  Local."""
+        for name in self._remembered:
+            setattr(self._callback, name, int(state[name]))
+        self._callback.best = float.fromhex(state["best"]) if state["best"] else None
+
+
+class EarlyStoppingOfKeras(MonitoringOfKeras):
+    """Calls an `EarlyStopping` of Keras."""
+
+    _remembered = ("wait", "stopped_epoch", "best_epoch")
+
+
+class ReduceLROnPlateauOfKeras(MonitoringOfKeras):
+    """Calls a `ReduceLROnPlateau` of Keras."""
+
+    _remembered = ("wait", "cooldown_counter")
+
+
+#: By the class of a callback of Keras: what calls it, where that has a state.
+_WITH_STATE: dict[str, type[CallbackOfKeras]] = {
+    "EarlyStopping": EarlyStoppingOfKeras,
+    "LearningRateScheduler": SchedulerOfKeras,
+    "ReduceLROnPlateau": ReduceLROnPlateauOfKeras,
+}
+
+
 def as_callback(callback: Any) -> Callback:
     """Return a callback of mpidist, or of Keras, for a `Trainer`.  Local.
 
@@ -81,6 +125,7 @@ def as_callback(callback: Any) -> Callback:
         return callback
     classes = type(callback).__mro__
     if any(each.__name__ == "Callback" and each.__module__.startswith("keras.") for each in classes):
-        is_scheduler = any(each.__name__ == "LearningRateScheduler" for each in classes)
-        return (SchedulerOfKeras if is_scheduler else CallbackOfKeras)(callback)
+        return next((_WITH_STATE[each.__name__] for each in classes if each.__name__ in _WITH_STATE), CallbackOfKeras)(
+            callback
+        )
     raise TypeError(f"a callback must be a mpidist.callbacks.Callback, got {type(callback).__name__}")

@@ -82,6 +82,69 @@ def test_a_scheduler_sets_the_rate_of_an_epoch_once_also_if_that_is_resumed_in_i
     assert run_ranks(2, fn) == [[0.025, 0.0125]] * 2
 
 
+class EarlyStopping(Callback):
+    """As that of Keras: it ends a training whose loss was no better for some epochs."""
+
+    patience = 3
+
+    def on_train_begin(self, logs=None):
+        self.wait, self.best, self.best_epoch, self.stopped_epoch = 0, None, 0, 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.wait += 1
+        if self.best is None or logs["loss"] < self.best:
+            self.wait, self.best, self.best_epoch = 0, logs["loss"], epoch
+        if self.wait >= self.patience:
+            self.stopped_epoch = epoch
+            self.model.stop_training = True
+
+
+class ReduceLROnPlateau(Callback):
+    """As that of Keras: it halves a rate when the loss was no better for some epochs."""
+
+    patience = 2
+
+    def on_train_begin(self, logs=None):
+        self.wait, self.best, self.cooldown_counter = 0, None, 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.wait += 1
+        if self.best is None or logs["loss"] < self.best:
+            self.wait, self.best = 0, logs["loss"]
+        if self.wait >= self.patience:
+            self.wait = 0
+            self.model.optimizer.learning_rate /= 2
+
+
+def _until_the_end(tmp_path, *more):
+    """Return the epochs and the last rate of trainings in which no loss is better than the first one, 1."""
+    saving = mpidist.callbacks.ModelCheckpoint(tmp_path, "loss", save_freq=1, resume=True)
+    stopping = EarlyStopping()
+    strategy = mpidist.MirroredStrategy()
+    with strategy.scope():
+        variable, optimizer = mpidist.Variable(numpy.ones(2)), mpidist.optimizers.SGD(0.25)
+    trainer = mpidist.Trainer(lambda w, x: (1.0, 0 * w), variable, optimizer)
+    callbacks = [ReduceLROnPlateau(), stopping, saving, *more]
+    trainer.fit(numpy.zeros((6, 2)), batch_size=3, epochs=9, callbacks=callbacks, verbose=0)
+    return stopping.stopped_epoch, stopping.best_epoch, optimizer.learning_rate
+
+
+@pytest.mark.parametrize("steps", [3, 4, 5, 6])
+def test_what_callbacks_remember_of_epochs_is_saved(tmp_path, steps):
+    class Interrupted(Exception):
+        pass
+
+    class Interrupt(mpidist.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.trainer.steps_made > steps:
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run_ranks(2, _until_the_end, tmp_path, Interrupt())
+    # three epochs after the first; the rate is halved after two of them
+    assert run_ranks(2, _until_the_end, tmp_path) == [(3, 0, 0.125)] * 2
+
+
 def test_what_writes_is_the_chief_s():
     class CSVLogger(Callback):
         seen = 0
