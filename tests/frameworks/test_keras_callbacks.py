@@ -191,7 +191,7 @@ def test_a_callback_of_a_trainer_is_refused_with_what_to_do(folder):
 
 @pytest.mark.parametrize("first", [2, 3])
 def test_callbacks_of_a_trainer_that_is_resumed_remember_the_epochs_before(folder, first):
-    """No loss is better than the first one: the rate is halved after two more epochs, and the fourth epoch is the last."""
+    """No loss is better than the first: the rate is halved after two more epochs, and the fourth is the last."""
 
     def fitted(epochs):
         strategy = mpidist.MultiWorkerMirroredStrategy()
@@ -201,9 +201,7 @@ def test_callbacks_of_a_trainer_that_is_resumed_remember_the_epochs_before(folde
         plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2, mode="min", min_delta=0.0)
         saving = mpidist.callbacks.ModelCheckpoint(folder, "loss", resume=True)
         trainer = mpidist.Trainer(lambda w, x: (1.0, 0 * w), variable, optimizer)
-        trainer.fit(
-            numpy.zeros((6, 2)), batch_size=3, epochs=epochs, callbacks=[stopping, plateau, saving], verbose=0
-        )
+        trainer.fit(numpy.zeros((6, 2)), batch_size=3, epochs=epochs, callbacks=[stopping, plateau, saving], verbose=0)
         return trainer.epoch, stopping.stopped_epoch, stopping.best_epoch, optimizer.learning_rate
 
     assert fitted(first)[:2] == (first, 0)
