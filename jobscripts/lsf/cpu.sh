@@ -57,7 +57,8 @@ trap 'echo "$(date "+%F %T") USR1: the ranks are told to save"; [ -z "$step" ] |
 # bkill sends INT, TERM and KILL, 10 s apart: wait for what the ranks still do.
 trap 'ended=yes; echo "$(date "+%F %T") INT or TERM: the job is ended from outside"' INT TERM
 # LSF gives no such signal, or each site another one: a timer of this script does.
-(trap 'kill $!; exit' TERM; sleep 3480 & wait $!; kill -USR1 $$) &
+# `read` waits as `sleep` does, without a process that could outlive the job.
+(read -rt 3480 <> <(:); kill -USR1 $$) &
 timer=$!
 
 # --hosts   the job's nodes, each with its number of ranks; mpirun reaches them by ssh, which must ask for no password, or with MPICH by blaunch
@@ -69,7 +70,8 @@ step=$!
 while wait "$step"; kill -0 "$step" 2>/dev/null; do :; done
 wait "$step"
 status=$?
-kill "$timer" 2>/dev/null
+# Twice: one that has just begun may miss a signal.
+for _ in 1 2; do kill "$timer" 2>/dev/null && sleep 0.1; done
 echo "$(date '+%F %T') the ranks ended with status $status"
 
 # Why should the job go on later? Ranks that have saved end with status 42, and the chief leaves the file `requeue` beside

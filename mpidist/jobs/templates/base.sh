@@ -79,7 +79,8 @@ wait "$step"
 {% endif %}
 status=$?
 {% if asked.save_before and own_timer %}
-kill "$timer" 2>/dev/null
+# Twice: one that has just begun may miss a signal.
+for _ in 1 2; do kill "$timer" 2>/dev/null && sleep 0.1; done
 {% endif %}
 echo "$(date '+%F %T') the ranks ended with status $status"
 {% if asked.save_before %}

@@ -37,7 +37,8 @@ export OMPI_MCA_mpi_abort_delay=1
 
 {% block timer %}
 # {{ name }} gives no such signal, or each site another one: a timer of this script does.
-(trap 'kill $!; exit' TERM; sleep {{ asked.time - asked.save_before }} & wait $!; kill -USR1 $$) &
+# `read` waits as `sleep` does, without a process that could outlive the job.
+(read -rt {{ asked.time - asked.save_before }} <> <(:); kill -USR1 $$) &
 timer=$!
 {% endblock %}
 
