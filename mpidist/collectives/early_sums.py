@@ -62,7 +62,7 @@ class EarlySums(Bound):
 
     `number`, the list's, is the same on all ranks, see `early_plan`; `call` takes the sums, and adds up `flags` numbers
     besides.  `buffers` are by bucket: this rank's values before the sums are begun, and the sums behind a call.  The
-    attribute `flags` is 0 or more, set before a call; behind it are the sums over all ranks.
+    attribute `flags` is set before a call; behind it are the sums over all ranks.
     """
 
     def __init__(self, ranks: Communicator, plan: Plan, number: int, call: Call, flags: int) -> None:

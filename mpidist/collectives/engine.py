@@ -159,10 +159,12 @@ class Engine:
     def early_plan(self, signatures: Sequence[Signature], op: str, number: int) -> Plan | None:
         """Return the buckets of a list of this number whose sums are begun early; None where they cannot be.  Local.
 
-        They cannot where the user chose an algorithm.  All ranks must agree before they `bind_early`.
+        They cannot where the user chose an algorithm, or asked for the same bits in every run: whether sums are begun
+        early depends on times.  All ranks must agree before they `bind_early`.
         """
-        asked = {self._ranks.control.settings.algorithm, self._algorithm or selection.AUTO}
-        return early_plan(self._ranks, signatures, op, number) if asked <= {selection.AUTO, selection.PINNED} else None
+        settings = self._ranks.control.settings
+        is_free = {settings.algorithm, self._algorithm or selection.AUTO} == {selection.AUTO}
+        return early_plan(self._ranks, signatures, op, number) if is_free and not settings.deterministic else None
 
     def bind_early(self, plan: Plan, number: int, more: Signature, flags: int) -> EarlySums:
         """Return the early sums of a list, see `EarlySums`; `more` tells the list from others.  Local."""

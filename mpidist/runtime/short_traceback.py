@@ -6,14 +6,12 @@ import os
 import re
 from collections.abc import Sequence
 
-from mpidist import errors
-
 _FRAME = re.compile(r'  File "(.+)", line \d+')
 _BEGIN = "Traceback (most recent call last):"
 _ERROR = "mpidist.errors."
 
 #: The folder of the package, with which the paths of its files begin.
-_PACKAGE = os.path.join(os.path.dirname(os.path.abspath(errors.__file__)), "")
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
 def shorten(lines: Sequence[str], package: str = _PACKAGE) -> list[str]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from mpidist import context, errors
+import mpidist.errors
+from mpidist import context
 from mpidist.arrays import on_host
 from mpidist.cluster.devices import Device
 from mpidist.collectives.communicator import Communicator
@@ -132,7 +133,7 @@ class ServedExtended(StrategyExtended):
         self._client.create(spec, 0, None)
         kind, text = json.loads(bytes(self._client.lookup(spec.key, numpy.arange(_WORD_BYTES))).rstrip(b"\0"))
         if kind:
-            raise getattr(errors, kind)(f"in the first worker: {text}")
+            raise getattr(mpidist.errors, kind)(f"in the first worker: {text}")
         return text
 
     # -- running ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import time
 
 import numpy
 import pytest
@@ -18,6 +17,7 @@ import mpidist.torch  # noqa: E402
 from mpidist.collectives import early_sums  # noqa: E402
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError  # noqa: E402
 from mpidist.frameworks.torch import overlap as overlapping  # noqa: E402
+from mpidist.frameworks.torch import reduction  # noqa: E402
 from mpidist.frameworks.torch.gradients import GradientList  # noqa: E402
 from mpidist.frameworks.torch.overlap import Overlap  # noqa: E402
 from mpidist.frameworks.torch.tensors import is_dense  # noqa: E402
@@ -84,24 +84,33 @@ def test_ranks_equal_one_process_and_all_passes_but_the_first_overlap(kind):
     assert_alike(bare, expected)
 
 
-def _slow(monkeypatch, where, name):
-    """Have a method take 20 ms more, on one rank."""
-    method = getattr(where, name)
+class Clock:
+    """In place of the time: it moves only when it is told to."""
 
-    def slow(*arguments):
-        time.sleep(0.02 if world().rank == world().size - 1 else 0.0)
-        return method(*arguments)
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(overlapping, "_STEPS_TIMED", 3)
+        monkeypatch.setattr(reduction, "perf_counter", lambda: self.now)
 
-    monkeypatch.setattr(where, name, slow)
+    def slow(self, where, name, everywhere=False):
+        """Have a method take a second on one rank, or on all."""
+        method = getattr(where, name)
+
+        def slow(*arguments):
+            self.now += float(everywhere or world().rank == world().size - 1)
+            return method(*arguments)
+
+        self._monkeypatch.setattr(where, name, slow)
 
 
 @pytest.mark.parametrize("slow", ["after", "early"])
 def test_steps_of_both_kinds_are_timed_and_the_quicker_kind_is_kept(monkeypatch, slow):
-    monkeypatch.setattr(overlapping, "_STEPS_TIMED", 3)
-    _slow(monkeypatch, GradientList, "reduce")
+    clock = Clock(monkeypatch)
+    clock.slow(GradientList, "reduce")
     if slow == "early":
-        for name in ("_copy", "_put_in_place"):
-            _slow(monkeypatch, Overlap, name)
+        clock.slow(Overlap, "_copy")
+        clock.slow(Overlap, "_put_in_place")
     bare = tanh_model()
     expected = trained_alone(bare, momentum, batches(14, 12))
     model, optimizer, owner = distributed(bare)
@@ -113,13 +122,15 @@ def test_steps_of_both_kinds_are_timed_and_the_quicker_kind_is_kept(monkeypatch,
     assert_alike(bare, expected)
 
 
-def test_where_sums_are_a_small_part_of_a_step_nothing_begins_early(monkeypatch):
-    monkeypatch.setattr(overlapping, "_STEPS_TIMED", 3)
+@pytest.mark.parametrize(("others", "begins"), [(18, True), (20, False)])
+def test_where_sums_are_less_than_a_twentieth_of_a_step_nothing_begins_early(monkeypatch, others, begins):
+    clock = Clock(monkeypatch)
+    clock.slow(GradientList, "reduce", everywhere=True)
     model, optimizer, owner = distributed(tanh_model())
-    for batch in batches(8, 12):
-        time.sleep(0.1)
+    for number, batch in enumerate(batches(8, 12)):
+        clock.now += others
         train(model, optimizer, [batch])
-        assert not owner.has_overlapped
+        assert owner.has_overlapped == (several() and begins and number >= 5)
 
 
 def test_only_steps_next_to_others_of_their_kind_are_timed(monkeypatch):

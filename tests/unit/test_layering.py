@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import mpidist
 from tests.helpers.parsed import parsed
 
 PACKAGE = Path(__file__).resolve().parents[2] / "mpidist"
@@ -170,6 +171,18 @@ def foreign_breaches(files: Mapping[str, str]) -> list[str]:
     ]
 
 
+def lazy_breaches(files: Mapping[str, str]) -> list[str]:
+    """Names that the package loads on first use: one that a module wants while it is loaded waits for other threads."""
+    return [
+        f"{path}:{node.lineno}: import {alias.name} from where it is, not from the package"
+        for path, text in files.items()
+        for node in _that_run(parsed(text))
+        if isinstance(node, ast.ImportFrom) and node.module == "mpidist"
+        for alias in node.names
+        if alias.name in mpidist.__all__
+    ]
+
+
 def environment_breaches(files: Mapping[str, str]) -> list[str]:
     return [
         f"{path}:{node.lineno}: MPIDIST_* variables are read in options.py only"
@@ -201,7 +214,7 @@ def _is_setting(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and str(node.value).startswith("MPIDIST_")
 
 
-@pytest.mark.parametrize("check", [layer_breaches, foreign_breaches, environment_breaches])
+@pytest.mark.parametrize("check", [layer_breaches, foreign_breaches, environment_breaches, lazy_breaches])
 def test_the_package_has_no_breach(check):
     files = sources()
     assert len(files) > 10
@@ -328,3 +341,16 @@ def test_packages_are_imported_where_they_belong(path, text, breaches):
 def test_settings_are_read_in_one_place(text, breaches):
     assert len(environment_breaches({"context.py": text})) == breaches
     assert environment_breaches({"options.py": text}) == []
+
+
+@pytest.mark.parametrize(
+    "text, breaches",
+    [
+        ("from mpidist import arrays, errors", 1),
+        ("def fn():\n    from mpidist import Checkpoint, optimizers", 2),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mpidist import errors", 0),
+        ("from mpidist.errors import MpidistError", 0),
+    ],
+)
+def test_modules_do_not_import_what_the_package_loads_on_first_use(text, breaches):
+    assert len(lazy_breaches({"strategies/base.py": text})) == breaches

@@ -8,16 +8,15 @@ from typing import Any
 
 import keras
 
-from mpidist import optimizers
-from mpidist.optimizers import Optimizer
+from mpidist.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Optimizer, RMSprop
 
 _KINDS: dict[type, type[Optimizer]] = {
-    keras.optimizers.SGD: optimizers.SGD,
-    keras.optimizers.Adam: optimizers.Adam,
-    keras.optimizers.AdamW: optimizers.AdamW,
-    keras.optimizers.Adagrad: optimizers.Adagrad,
-    keras.optimizers.Ftrl: optimizers.Ftrl,
-    keras.optimizers.RMSprop: optimizers.RMSprop,
+    keras.optimizers.SGD: SGD,
+    keras.optimizers.Adam: Adam,
+    keras.optimizers.AdamW: AdamW,
+    keras.optimizers.Adagrad: Adagrad,
+    keras.optimizers.Ftrl: Ftrl,
+    keras.optimizers.RMSprop: RMSprop,
 }
 
 #: Settings of every optimizer of mpidist.

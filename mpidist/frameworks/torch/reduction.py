@@ -14,11 +14,11 @@ gradients, as it would in one process.  A replica that makes no backward pass jo
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import is_
+from time import perf_counter
 from typing import Any
 from weakref import WeakMethod, WeakSet, ref
 
@@ -319,7 +319,7 @@ class GradientReduction:
         Collective.
         """
         is_all = is_at_end and op == self.op and scale is None and self.joining is None
-        begun, overlap = time.perf_counter(), self.overlap
+        begun, overlap = perf_counter(), self.overlap
         self.has_overlapped = False
         if overlap is not None:
             self.has_overlapped = overlap.reduce(is_all, bound, self._times.gained(), compared)
@@ -327,14 +327,14 @@ class GradientReduction:
                 self.overlap = None
                 self._may_overlap &= overlap.gradients is not bound
             if self.has_overlapped:
-                self._times.note(True, begun, time.perf_counter())
+                self._times.note(True, begun, perf_counter())
                 return frozenset()
             compared = None  # with that call
         plan = self._plan(bound) if self.overlap is None else None
         bound.keeps_apart[0] = plan is None
         sparse = bound.reduce(op, scale, compared)
         if is_all and overlap is None:
-            self._times.note(False, begun, time.perf_counter())
+            self._times.note(False, begun, perf_counter())
         else:
             self._times.interrupt()
         if plan is not None and not bound.keeps_apart[0]:

@@ -125,7 +125,6 @@ def as_callback(callback: Any) -> Callback:
         return callback
     classes = type(callback).__mro__
     if any(each.__name__ == "Callback" and each.__module__.startswith("keras.") for each in classes):
-        return next((_WITH_STATE[each.__name__] for each in classes if each.__name__ in _WITH_STATE), CallbackOfKeras)(
-            callback
-        )
+        names = [each.__name__ for each in classes if each.__module__.startswith("keras.")]
+        return next((_WITH_STATE[name] for name in names if name in _WITH_STATE), CallbackOfKeras)(callback)
     raise TypeError(f"a callback must be a mpidist.callbacks.Callback, got {type(callback).__name__}")

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy
 
-from mpidist import optimizers
 from mpidist.errors import quoted
-from mpidist.optimizers import Optimizer
+from mpidist.optimizers import SGD, Adagrad, Adam, Ftrl, Optimizer, RMSprop
 from mpidist.training.estimator.estimator import Estimator
 from mpidist.training.estimator.feature_columns import NumericColumn
 from mpidist.training.estimator.heads import BinaryHead, Head, MultiClassHead, RegressionHead
@@ -23,11 +22,11 @@ from mpidist.variables import Variable
 OptimizerChoice = str | Optimizer | Callable[[], Optimizer]
 
 _OPTIMIZERS: Mapping[str, Callable[[float], Optimizer]] = {
-    "Adagrad": optimizers.Adagrad,
-    "Adam": optimizers.Adam,
-    "Ftrl": optimizers.Ftrl,
-    "RMSProp": optimizers.RMSprop,
-    "SGD": optimizers.SGD,
+    "Adagrad": Adagrad,
+    "Adam": Adam,
+    "Ftrl": Ftrl,
+    "RMSProp": RMSprop,
+    "SGD": SGD,
 }
 
 #: The largest learning rate of an optimizer that is given by name.

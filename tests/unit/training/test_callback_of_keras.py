@@ -24,7 +24,13 @@ class Callback:
         return lambda *args, **kwargs: None
 
 
-Callback.__module__ = "keras.src.callbacks.callback"
+def of_keras(kind):
+    """Give a class the module of one of Keras' own."""
+    kind.__module__ = f"keras.src.callbacks.{kind.__name__}"
+    return kind
+
+
+of_keras(Callback)
 
 
 def fitted(*callbacks, epochs=4):
@@ -56,6 +62,7 @@ def test_it_is_called_at_its_turns_and_may_end_the_training():
 
 
 def test_a_scheduler_sets_the_rate_of_an_epoch_once_also_if_that_is_resumed_in_its_middle(tmp_path):
+    @of_keras
     class LearningRateScheduler(Callback):
         def on_epoch_begin(self, epoch, logs=None):
             self.model.optimizer.learning_rate /= 2
@@ -82,6 +89,7 @@ def test_a_scheduler_sets_the_rate_of_an_epoch_once_also_if_that_is_resumed_in_i
     assert run_ranks(2, fn) == [[0.025, 0.0125]] * 2
 
 
+@of_keras
 class EarlyStopping(Callback):
     """As that of Keras: it ends a training whose loss was no better for some epochs."""
 
@@ -99,6 +107,7 @@ class EarlyStopping(Callback):
             self.model.stop_training = True
 
 
+@of_keras
 class ReduceLROnPlateau(Callback):
     """As that of Keras: it halves a rate when the loss was no better for some epochs."""
 
@@ -143,6 +152,17 @@ def test_what_callbacks_remember_of_epochs_is_saved(tmp_path, steps):
         run_ranks(2, _until_the_end, tmp_path, Interrupt())
     # three epochs after the first; the rate is halved after two of them
     assert run_ranks(2, _until_the_end, tmp_path) == [(3, 0, 0.125)] * 2
+
+
+def test_a_class_of_the_user_s_with_such_a_name_has_no_state(tmp_path):
+    class EarlyStopping(Callback):
+        pass
+
+    def fn():
+        saving = mpidist.callbacks.ModelCheckpoint(tmp_path, "loss", save_freq=1)
+        return len(fitted(EarlyStopping(), saving).history["loss"])
+
+    assert run_ranks(2, fn) == [4, 4]
 
 
 def test_what_writes_is_the_chief_s():
