@@ -425,8 +425,8 @@ def _growth(step, warm_up, steps):
         tracemalloc.stop()
 
 
-#: What a call may take for lists, views, numbers and messages under way.  33,040 bytes were seen; one buffer of the tests
-#: below has megabytes.
+#: What a call may take for lists, views, numbers and messages under way.  33,040 bytes were seen; one buffer of the
+#: tests below has megabytes.
 FEW_BYTES = 1 << 17
 
 
