@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -113,7 +113,8 @@ class CheckpointManager:
         Parameters
         ----------
         checkpoint_number : int, optional
-            Default: one more than the highest that the chief sees.
+            Default: one more than the highest that the chief sees.  An older checkpoint of the number is removed
+            before.
 
         Returns
         -------
@@ -129,12 +130,15 @@ class CheckpointManager:
         number = self._next_number() if checkpoint_number is None else int(checkpoint_number)
         if number < 0:
             raise ValueError(f"a checkpoint's number must be 0 or more, got {number}")
-        path = self.checkpoint.save_owned(self.directory / f"{self.checkpoint_name}-{number}.h5", self._owner)
-        if writes_here():
-            together(lambda: self._note_order(number), f"checkpoint {path} was saved, and not noted as the newest")
-            if world_communicator().rank == CHIEF:
-                self._owner.saved(path, self)
-                self._remove_old(path)
+        path = self.directory / f"{self.checkpoint_name}-{number}.h5"
+        if not writes_here():
+            return path
+        together(lambda: self._prepare_order(path), f"checkpoint {path} was not saved")
+        self.checkpoint.save_owned(path, self._owner)
+        together(lambda: self._note_order(number), f"checkpoint {path} was saved, and not noted as the newest")
+        if world_communicator().rank == CHIEF:
+            self._owner.saved(path, self)
+            self._remove_old(path)
         return path
 
     @in_kept_world
@@ -208,13 +212,25 @@ class CheckpointManager:
 
         return int(together(count, f"no checkpoint can be numbered in {self.directory}"))
 
+    def _prepare_order(self, path: Path) -> None:
+        """See to it that a checkpoint is the newest as soon as it is there, before `_note_order` says so.  Local."""
+        place_fn = _place_fn(self.directory, self.checkpoint_name)
+        number, others = number_of(path), [number_of(each) for each in self.checkpoints if each != path]
+        if any(place_fn(other) > place_fn(number) for other in others):
+            self._owner.claim()
+            path.unlink(missing_ok=True)  # else it passes for the newest if the process is killed in the save
+            self._write_order(others)
+
     def _note_order(self, *last: int) -> None:
         """Note the order of the checkpoints, with the `last` at the end; no file if their numbers tell it.  Local."""
         order = [*(number for number in map(number_of, self.checkpoints) if number not in last), *last]
-        file = self.directory / f"{self.checkpoint_name}{_ORDER}"
         if order == sorted(order):
-            file.unlink(missing_ok=True)
-            return
+            (self.directory / f"{self.checkpoint_name}{_ORDER}").unlink(missing_ok=True)
+        else:
+            self._write_order(order)
+
+    def _write_order(self, order: list[int]) -> None:
+        file = self.directory / f"{self.checkpoint_name}{_ORDER}"
         written = temporary(file)
         with open(written, "w") as text:
             json.dump(order, text)
@@ -264,15 +280,21 @@ class CheckpointManager:
 def checkpoints_in(directory: Path, name: str = "checkpoint") -> list[Path]:
     """Return the checkpoints of a name that are in a directory, in the order of their saves.  Local."""
     is_one = re.compile(_pattern(name)).fullmatch
-    places = {number: place for place, number in enumerate(_noted_order(directory, name))}
+    place_fn = _place_fn(directory, name)
     found = [path for path in directory.iterdir() if is_one(path.name)] if directory.is_dir() else []
-    # what is not noted was saved after it: the process was killed before it came to that
-    return sorted(found, key=lambda path: (places.get(number_of(path), len(places)), number_of(path)))
+    return sorted(found, key=lambda path: place_fn(number_of(path)))
 
 
 def newest_in(directory: Path) -> str:
     """Return the path of the newest checkpoint in a directory, "" if there is none.  Local."""
     return str(max(checkpoints_in(directory)[-1:], default=""))
+
+
+def _place_fn(directory: Path, name: str) -> Callable[[int], tuple[int, int]]:
+    """Return the function that gives a number its place in the order of the saves.  Local."""
+    places = {number: place for place, number in enumerate(_noted_order(directory, name))}
+    # a number that is not noted was saved after those that are: the process was killed before it came to that
+    return lambda number: (places.get(number, len(places)), number)
 
 
 def _noted_order(directory: Path, name: str) -> list[int]:

@@ -113,6 +113,65 @@ def test_what_was_saved_last_is_the_newest_if_its_process_was_killed_before_it_w
     assert saves.restore() == ("checkpoint-8.h5", "checkpoint-8.h5", 8.0)
 
 
+class InSave:
+    """A part of a checkpoint that calls a function on the chief in the midst of a save."""
+
+    may_be_missing = True
+
+    def __init__(self, fn):
+        self.fn = fn
+
+    def state(self):
+        if mpidist.rank() == 0:
+            self.fn()
+        return {}
+
+    def restore(self, state):
+        """Take over nothing."""
+
+
+@pytest.mark.parametrize(
+    ("before", "number", "newest"),
+    [([[20, 40]], 4, 40), ([[20, 40]], 20, 40), ([[20, 40], [10]], 20, 10), ([[20, 40], [10, 30]], 30, 30)],
+)
+def test_a_training_anew_that_is_killed_in_a_save_or_before_its_note(tmp_path, before, number, newest):
+    """In the save, the newest before is the newest; before the note, the one just saved is."""
+    run, in_save, unnoted = (tmp_path / name for name in ("run", "in_save", "unnoted"))
+    for numbers in before:
+        Saves(run, max_to_keep=None).save(*numbers)
+
+    def save():
+        v = mpidist.Variable(numpy.float64(0.5), name="v")
+        part = InSave(lambda: shutil.copytree(run, in_save, copy_function=shutil.copyfile))
+        manager = mpidist.CheckpointManager(mpidist.Checkpoint(v=v, part=part), run, max_to_keep=None)
+        return manager.save(number)
+
+    saved, _ = run_ranks(2, save)
+    shutil.copytree(in_save, unnoted, copy_function=shutil.copyfile)
+    shutil.copyfile(saved, unnoted / saved.name)
+    assert Saves(in_save).restore() == (f"checkpoint-{newest}.h5", f"checkpoint-{newest}.h5", float(newest))
+    assert Saves(unnoted).restore() == (saved.name, saved.name, 0.5)
+    assert Saves(run).restore() == (saved.name, saved.name, 0.5)
+
+
+def test_an_order_is_not_prepared_in_a_directory_of_another_job(tmp_path, monkeypatch):
+    Saves(tmp_path).save(20, 40)
+    before = names(tmp_path)
+
+    def refuse(self):
+        raise CheckpointError("job 7 saves in it")
+
+    monkeypatch.setattr("mpidist.training.owner.Owner.claim", refuse)
+
+    def on_rank():
+        manager, _ = manager_of(tmp_path)
+        with pytest.raises(CheckpointError, match="checkpoint-20.h5 was not saved: rank 0: job 7 saves in it"):
+            manager.save(20)
+
+    run_ranks(2, on_rank)
+    assert names(tmp_path) == before
+
+
 def test_managers_of_other_names_have_orders_of_their_own(tmp_path):
     one, other = Saves(tmp_path), Saves(tmp_path, checkpoint_name="other")
     one.save(20, 40)
@@ -144,19 +203,28 @@ def test_a_damaged_file_of_the_order_is_an_error_on_all_ranks(tmp_path):
 
 def test_an_order_that_cannot_be_noted_is_an_error_on_all_ranks(tmp_path):
     Saves(tmp_path).save(20, 40)
+    order = tmp_path / "checkpoint.order"
+
+    def hinder():
+        if order.is_file():
+            order.unlink()
+            order.mkdir()
 
     def on_rank():
-        manager, _ = manager_of(tmp_path)
+        manager = mpidist.CheckpointManager(mpidist.Checkpoint(part=InSave(hinder)), tmp_path)
         manager.save(41)
-        if mpidist.rank() == 0:
-            (tmp_path / "checkpoint.order").mkdir()
-        with pytest.raises(CheckpointError) as raised:
-            manager.save(4)
-        return str(raised.value), raised.value.on_all_ranks
+        messages = []
+        for number in (4, 3):
+            with pytest.raises(CheckpointError) as raised:
+                manager.save(number)
+            assert raised.value.on_all_ranks
+            messages.append(str(raised.value))
+        return messages
 
-    for message, on_all_ranks in run_ranks(2, on_rank):
-        assert f"checkpoint {tmp_path}/checkpoint-4.h5 was saved, and not noted as the newest: rank 0: " in message
-        assert on_all_ranks
+    for after, before in run_ranks(2, on_rank):
+        assert f"checkpoint {tmp_path}/checkpoint-4.h5 was saved, and not noted as the newest: rank 0: " in after
+        assert f"checkpoint {tmp_path}/checkpoint-3.h5 was not saved: rank 0: " in before
+    assert "checkpoint-4.h5" in names(tmp_path) and "checkpoint-3.h5" not in names(tmp_path)
 
 
 def test_clear_removes_the_order_too(tmp_path):
