@@ -173,7 +173,7 @@ class CheckpointManager:
         self._remove(left_behind(self.directory, self._is_temporary))
         self._owner.release_unused()
         forget_task(self.directory)
-        with suppress(OSError):  # it has other files, or is gone
+        with suppress(OSError, CheckpointError):  # it has other files, or is gone; its order is damaged
             self._note_order()
             self.directory.rmdir()
 

@@ -236,6 +236,15 @@ def test_clear_removes_the_order_too(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_clear_leaves_a_damaged_file_of_the_order(tmp_path):
+    """Only the chief clears, at the end of a training: an error would end the job that is done."""
+    manager, _ = manager_of(tmp_path)
+    manager.save(4)
+    (tmp_path / "checkpoint.order").write_text("[20, 40")
+    manager.clear()
+    assert names(tmp_path) == ["checkpoint.order"]
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 6), st.integers(1, 9))
 def test_as_many_as_asked_for_are_kept(keep, count):
