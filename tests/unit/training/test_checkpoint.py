@@ -9,7 +9,9 @@ import sys
 import numpy
 import pytest
 
+import mpidist
 from mpidist import optimizers
+from mpidist.collectives.communicator import Communicator
 from mpidist.errors import CheckpointError, CheckpointNotFoundError
 from mpidist.input import Dataset
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
@@ -342,6 +344,44 @@ def test_states_that_differ_by_rank_are_told_of_once_each(tmp_path):
     first, second = (str(each.message) for each in told)
     assert first.startswith("states differ from that of rank 0: 'parts/own/array' on ranks 1. A checkpoint holds")
     assert second.startswith("states differ from that of rank 0: 'same/array' on ranks 1, 2. A checkpoint holds")
+
+
+class OfMany(OfArray):
+    """An object whose state has 1000 entries: one number under 1000 names."""
+
+    def state(self):
+        return {f"entry {place}": self.array for place in range(1000)}
+
+
+def test_the_states_of_many_entries_are_compared_by_one_number_of_each_rank(tmp_path, monkeypatch):
+    """The entries go to all ranks once, where they differ and nobody was told of it."""
+    sent = []
+    exchange = Communicator.exchange
+
+    def noted(self, payload, *args, **kwargs):
+        sent.append(len(payload))
+        return exchange(self, payload, *args, **kwargs)
+
+    monkeypatch.setattr(Communicator, "exchange", noted)
+
+    def on_rank():
+        part = OfMany(1.5)
+        checkpoint, longest = Checkpoint(part=part), []
+        barrier = MultiWorkerMirroredStrategy().extended.communicator.barrier
+        for is_other in (0, 1, 1):
+            part.array = 1.5 + is_other * mpidist.rank()
+            barrier()
+            sent.clear()
+            barrier()
+            checkpoint.save(tmp_path / "c.h5")
+            barrier()
+            longest.append(max(sent))
+        return longest
+
+    with pytest.warns(RuntimeWarning, match="states differ from that of rank 0: 'part/entry 0' on ranks 1; "):
+        same, differ, told = run_ranks(2, on_rank)[0]
+    assert same < 100 and told < 100  # bytes
+    assert differ > 1000 * len("entry 0")
 
 
 def big_endian_round_trip(path):
