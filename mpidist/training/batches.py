@@ -69,8 +69,8 @@ def _require_no_rows_of_a_list(x: Any) -> None:
     shapes = {getattr(item, "shape", None) for item in x} if isinstance(x, list) else set()
     if len(shapes) == 1 and len(shape := shapes.pop() or ()) == 1:
         raise ValueError(
-            f"a list of {len(x)} arrays of shape {tuple(shape)} may be rows, or batches of numbers; give `numpy.stack(x)` "
-            "for rows, or `[(batch,) for batch in x]` for batches"
+            f"a list of {len(x)} arrays of shape {tuple(shape)} may be rows, or batches of numbers; give "
+            "`numpy.stack(x)` for rows, or `[(batch,) for batch in x]` for batches"
         )
 
 

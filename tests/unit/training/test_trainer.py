@@ -746,7 +746,9 @@ def test_a_list_of_arrays_that_may_be_rows_or_batches_is_refused(method):
     trainer = mpidist.Trainer(
         lambda w, x: (0.0, numpy.zeros(1)), mpidist.Variable(numpy.zeros(1)), mpidist.optimizers.SGD(0.1)
     )
-    with pytest.raises(ValueError, match=r"a list of 8 arrays of shape \(2,\) may be rows, or batches of numbers; give"):
+    with pytest.raises(
+        ValueError, match=r"a list of 8 arrays of shape \(2,\) may be rows, or batches of numbers; give"
+    ):
         if method == "validation":
             trainer.fit(ROWS, validation_data=list(ROWS), verbose=0)
         else:
