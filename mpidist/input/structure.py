@@ -5,7 +5,7 @@ A list is not a structure but one array, as in TensorFlow: ``([1.0], [2.0])`` is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -86,6 +86,21 @@ def from_batch(batch: Any) -> Any:
 def dtype_names(structure: Any) -> Any:
     """Return `structure` with the name of its dtype in place of every leaf.  Local."""
     return map_leaves(dtype_name, structure)
+
+
+def known_dtypes(structure: Any) -> dict[str, str]:
+    """Return the name of the dtype of every array by its place, without arrays that have masked values only.  Local.
+
+    NumPy has no dtype for a number that is masked.
+    """
+    hidden = numpy.ma.MaskedArray
+    found = ((place, leaf) for place, leaf in paths(structure) if not (isinstance(leaf, hidden) and leaf.mask.all()))
+    return {place: dtype_name(leaf) for place, leaf in found}
+
+
+def shown_dtypes(known: Mapping[str, str]) -> str:
+    """Return such dtypes for messages: ``x: float32, y: int64``.  Local."""
+    return ", ".join(f"{place}: {name}" if place else name for place, name in known.items())
 
 
 def dtype_name(leaf: Any) -> str:

@@ -403,8 +403,13 @@ def mixed(numbers, signature=None):
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize(
     "make",
-    [lambda: mixed(NUMBERS), lambda: Dataset.range(4).map(lambda place: NUMBERS[place]).filter(bool).batch(4)],
-    ids=["generated", "mapped"],
+    [
+        lambda: mixed(NUMBERS),
+        lambda: Dataset.range(4).map(lambda place: NUMBERS[place]).filter(bool).batch(4),
+        lambda: Dataset.range(4).map(lambda place: NUMBERS[place]).batch(4),
+        lambda: Dataset.range(4).map(lambda place: NUMBERS[place], num_parallel_calls=2).cache().batch(3).repeat(2),
+    ],
+    ids=["generated", "mapped and filtered", "mapped", "mapped, of another batch"],
 )
 def test_a_rank_does_not_have_integers_where_another_has_floats(make, size):
     """Integers have no power of -1."""
@@ -414,6 +419,22 @@ def test_a_rank_does_not_have_integers_where_another_has_floats(make, size):
 
     with pytest.raises((InputError, CollectiveMismatchError), match="one dtype|dtypes, one for all"):
         run_ranks(size, fn)
+
+
+def test_ranks_with_data_sets_of_their_own_have_one_dtype():
+    def fn():
+        strategy = MirroredStrategy()
+
+        def own(context):
+            rows = [[1.5], [], [2], [2]][context.input_pipeline_id]
+            return Dataset.from_arrays({"a": numpy.array(rows), "b": numpy.ones(len(rows))}).batch(1)
+
+        return list(strategy.distribute_datasets_from_function(own))
+
+    message = "an array has one dtype in all elements: array a is int64 on rank 2, and float64 on rank 0"
+    with pytest.raises(InputError, match=message) as raised:
+        run_ranks(4, fn)
+    assert set(raised.value.rank_errors) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
