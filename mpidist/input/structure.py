@@ -118,6 +118,7 @@ def stack(elements: Sequence[Any]) -> Any:
 
 
 def _stacked(*items: Any) -> Any:
+    items = tuple(numpy.asarray(item) if isinstance(item, list) else item for item in items)
     _require_one_dtype(items)
     try:
         if arrays.is_device(items[0]):
@@ -125,7 +126,7 @@ def _stacked(*items: Any) -> Any:
     except TypeError:  # a number or a string, which NumPy makes an array of
         pass
     if not numpy.shape(items[0]):
-        return _masked_numbers(items) if _has_mask(items) else numpy.array(items)
+        return _masked_numbers(items) if _has_mask(items) else _numbers(items)
     try:
         return numpy.ma.stack(items) if _has_mask(items) else numpy.stack(items)
     except ValueError:
@@ -152,14 +153,25 @@ def _require_one_dtype(items: Sequence[Any]) -> None:
     """
     items = [item for item in items if item is not numpy.ma.masked]
     kinds = {item.dtype if hasattr(item, "dtype") else type(item) for item in items}
-    if len(kinds) < 2 and list not in kinds:
-        return
+    if len(kinds) > 1:
+        _require_one_name(items)
+
+
+def _require_one_name(items: Sequence[Any]) -> None:
     names = sorted({dtype_name(item) for item in items})
     if len(names) > 1:
         raise TypeError(
             f"elements of one batch must have one dtype, got {' and '.join(names)}; convert them with `map`, or give "
             "`from_generator` an output_signature"
         )
+
+
+def _numbers(items: Sequence[Any]) -> Any:
+    """Return numbers, or text, as an array; NumPy has no integers that hold both -1 and 2**63."""
+    found = numpy.array(items)
+    if isinstance(items[0], int) and found.dtype.kind not in "biu":
+        _require_one_name(items)
+    return found
 
 
 def _masked_numbers(items: Sequence[Any]) -> Any:

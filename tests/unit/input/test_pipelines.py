@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.errors import CollectiveMismatchError, InputError
-from mpidist.input import ArraySpec, Dataset, DistributedDataset
+from mpidist.input import ArraySpec, Dataset, DistributedDataset, structure
 from mpidist.input.dataset import AUTOTUNE
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.testing import run_ranks
@@ -448,7 +448,25 @@ def test_a_signature_makes_numbers_of_one_dtype(size):
     assert {dtype for dtype, _ in found} == {numpy.dtype("float32")} and sum(total for _, total in found) == 10.5
 
 
-@pytest.mark.parametrize("items", [[numpy.zeros(2), numpy.zeros(2, "int8")], [1, 2.5], [True, 1], [1.5, "a"]])
+def test_elements_that_are_lists_are_converted_once():
+    class Number:
+        conversions = 0
+
+        def __array__(self, dtype=None, copy=None):
+            Number.conversions += 1
+            return numpy.ones(1)
+
+    numpy.asarray([Number()])
+    of_one, Number.conversions = Number.conversions, 0
+    rows = [[Number(), Number()], [Number(), Number()]]
+    assert structure.stack(rows).tolist() == [[[1.0], [1.0]]] * 2
+    assert Number.conversions == 4 * of_one
+
+
+@pytest.mark.parametrize(
+    "items",
+    [[numpy.zeros(2), numpy.zeros(2, "int8")], [1, 2.5], [True, 1], [1.5, "a"], [[1], [2.5]], [2**63, 1], [1, 2**64]],
+)
 def test_a_batch_has_one_dtype(items):
     with pytest.raises(TypeError, match="elements of one batch must have one dtype, got .* and .*`map`"):
         list(Dataset.range(2).map(lambda place: items[place]).batch(2))
