@@ -22,6 +22,7 @@ import numpy
 from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
+from mpidist.collectives.from_chief import from_chief
 from mpidist.collectives.ways.selection import PINNED
 from mpidist.errors import MissingDependencyError, quoted
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
@@ -357,7 +358,8 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
         The device to reduce on, such as ``"/cpu:0"``; its number is that of the rank.  By default rank 0's.
     accumulation_fn : callable, optional
         ``accumulation_fn(values)`` returns the sum of a list of arrays, one a replica, in the shape that each of them
-        has; it is called on that rank only.  It gets 16-bit floats as float32, and the integers of a mean as float64.
+        has.  It is called on that rank only; an error in it is raised on all ranks.  It gets 16-bit floats as float32,
+        and the integers of a mean as float64.
         By default sums are made along a binomial tree.
     """
 
@@ -412,19 +414,20 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
             raise ValueError(f"accumulation_fn makes sums, and {reduce_op.name} was asked for; leave it out")
         ranks, root, seconds = self.communicator, self.root, options.timeout_seconds
         wide, given_back = arrays.reduction_dtypes(value.dtype, reduce_op.verb)
-        gathered = ranks.all_gather(value[None], timeout_seconds=seconds).astype(wide, copy=False)
-        result, wrong = arrays.empty(value.shape, wide, value), ""
-        if ranks.rank == root:
-            total = accumulation_fn([gathered[replica] for replica in range(ranks.size)])
-            total = total if hasattr(total, "dtype") else numpy.asarray(total)
-            if total.shape == value.shape and numpy.can_cast(total.dtype, wide, "same_kind"):
-                result[...] = total
-            else:  # it would be spread over the result, or cut
-                wrong = f"{total.dtype} of shape {total.shape} for arrays of {wide} and of shape {value.shape}"
-        if wrong := ranks.exchange(wrong.encode(), "accumulation_fn", seconds)[root].decode():
+        gathered = ranks.all_gather(value[None], timeout_seconds=seconds)
+        result = arrays.empty(value.shape, wide, value)
+
+        def add() -> str:
+            return _put(accumulation_fn(list(gathered.astype(wide, copy=False))), result)
+
+        told = from_chief(ranks, add, "accumulation_fn", root, seconds)
+        where = f"on rank {root} of {ranks.size}"
+        if told.kind:
+            raise told.error or ValueError(f"accumulation_fn raised {told.kind} {where}: {told.text}")
+        if told.result:
             raise ValueError(
-                f"accumulation_fn returned {wrong} on rank {root} of {ranks.size}: return their sum, element by "
-                "element, as sum(values) does"
+                f"accumulation_fn returned {told.result} {where}: return their sum as {wide}, element by element, as "
+                "sum(values) does"
             )
         ranks.broadcast(result, root, timeout_seconds=seconds)
         if reduce_op is ReduceOp.MEAN:
@@ -436,6 +439,17 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
             self._logged += 1
             target = self.reduce_to_device or (self.devices or ("rank 0",))[0]
             _log.info("Reduce to %s then broadcast to %r.", target, self.devices)
+
+
+def _put(total: Any, result: Any) -> str:
+    """Copy a sum of the user's own to an array, or return why it would be spread or cut there."""
+    total = total if hasattr(total, "dtype") else numpy.asarray(total)
+    found = f"{total.dtype} of shape {total.shape} for arrays of {result.dtype} and of shape {result.shape}"
+    integers = total.dtype.kind in "iu" and result.dtype.kind in "iu"
+    if total.shape != result.shape or not (integers or numpy.can_cast(total.dtype, result.dtype, "same_kind")):
+        return found
+    result[...] = total
+    return f"{found}, which has no room for its values" if integers and not (result == total).all() else ""
 
 
 def overrides(kind: type, base: type, *names: str) -> bool:

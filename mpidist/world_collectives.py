@@ -159,7 +159,8 @@ def all_to_all(
     Parameters
     ----------
     value : array of at least one dimension
-        Its first rows are for rank 0, the next ones for rank 1, and so on.  Ranks may differ in the number of rows.
+        Its first rows are for rank 0, the next ones for rank 1, and so on.  Ranks may differ in the number of rows;
+        text has one width on all of them.
     splits : sequence of int, optional
         How many rows each rank gets, 0 included; by default all get as many.
     timeout_seconds : float, optional
@@ -250,7 +251,10 @@ def all_reduce_init(
 
 
 def all_gather_init(like: Any, axis: int = 0, *, timeout_seconds: float | None = None) -> PersistentCollective:
-    """Return the `all_gather` of values like this one, of any length of `axis`.  Local."""
+    """Return the `all_gather` of values like this one, of any length of `axis`.  Local.
+
+    Text has one width on all ranks.
+    """
     ranks = world_communicator()
     return _bound(like, lambda leaf: ranks.all_gather_init(leaf, axis), timeout_seconds)
 
@@ -258,7 +262,10 @@ def all_gather_init(like: Any, axis: int = 0, *, timeout_seconds: float | None =
 def gather_init(
     like: Any, root: int = 0, axis: int = 0, *, timeout_seconds: float | None = None
 ) -> PersistentCollective:
-    """Return the `gather` of values like this one, of any length of `axis`.  Local."""
+    """Return the `gather` of values like this one, of any length of `axis`.  Local.
+
+    Text has one width on all ranks.
+    """
     ranks = world_communicator()
     return _bound(like, lambda leaf: ranks.gather_init(leaf, root, axis), timeout_seconds)
 

@@ -376,7 +376,9 @@ class Communicator:
         axis : int
         timeout_seconds : float, optional
         """
-        array = self._to_be_joined(array, timeout_seconds)
+        array = self._as_array(array)
+        if array.dtype.kind in "SU":
+            array = self._widened(array, "all_gather", timeout_seconds)
         others = array.shape[1:] if axis == 0 else (axis, array.shape[:axis], array.shape[axis:][1:])
         key = ("all_gather", type(array), array.dtype, array.ndim, others)
         return self.bindings.call(key, self._arrays.bind_gather, (array, axis, None), array, timeout_seconds)
@@ -393,7 +395,9 @@ class Communicator:
         root, axis : int
         timeout_seconds : float, optional
         """
-        array = self._to_be_joined(array, timeout_seconds)
+        array = self._as_array(array)
+        if array.dtype.kind in "SU":
+            array = self._widened(array, "gather", timeout_seconds)
         others = array.shape[:axis], array.shape[axis:][1:]
         key = ("gather", root, axis, type(array), array.dtype, array.ndim, others)
         return self.bindings.call(key, self._arrays.bind_gather, (array, axis, root), array, timeout_seconds)
@@ -408,7 +412,8 @@ class Communicator:
         Parameters
         ----------
         array : array, at least one dimension
-            Its first rows are for rank 0, the next ones for rank 1, and so on.  Ranks may differ in the number of rows.
+            Its first rows are for rank 0, the next ones for rank 1, and so on.  Ranks may differ in the number of rows;
+            text has one width on all of them.
         splits : sequence of int, optional
             How many rows each rank gets, 0 included; by default all get as many.
         timeout_seconds : float, optional
@@ -512,11 +517,17 @@ class Communicator:
     # -- bound once, called or started every step: see `Bound` ----------------------------------------------------
 
     def all_gather_init(self, like: Any, axis: int = 0) -> Bound:
-        """Return the `all_gather` of arrays like this one, of any length of `axis`.  Local."""
+        """Return the `all_gather` of arrays like this one, of any length of `axis`.  Local.
+
+        Text has one width on all ranks.
+        """
         return self._arrays.bind_gather(like, axis, None)
 
     def gather_init(self, like: Any, root: int = 0, axis: int = 0) -> Bound:
-        """Return the `gather` of arrays like this one, of any length of `axis`.  Local."""
+        """Return the `gather` of arrays like this one, of any length of `axis`.  Local.
+
+        Text has one width on all ranks.
+        """
         return self._arrays.bind_gather(like, axis, root)
 
     def reduce_scatter_init(self, like: Any, op: str = "sum") -> Bound:
@@ -544,14 +555,11 @@ class Communicator:
         """Return the `receive` of arrays like this one.  Local."""
         return BoundReceive(self.point_to_point, self._as_array(like), source)
 
-    def _to_be_joined(self, array: Any, timeout_seconds: float | None = None) -> Any:
-        """Return an array in a dtype that all ranks have: text as wide as the widest.  Collective for text."""
-        array = self._as_array(array)
-        if array.dtype.kind not in "SU":
-            return array
-        kind, width = array.dtype.str[:2], numpy.array([int(array.dtype.str[2:])])
-        self.all_reduce(width, "max", timeout_seconds=timeout_seconds)
-        return array.astype(f"{kind}{width[0]}", copy=False)
+    def _widened(self, text: Any, verb: str, timeout_seconds: float | None) -> Any:
+        """Return text as wide as the widest of all ranks.  Collective."""
+        kind, width = text.dtype.str[:2], text.dtype.str[2:]
+        widths = self.exchange(width.encode(), f"width of text for {verb}", timeout_seconds)
+        return text.astype(f"{kind}{max(map(int, widths))}", copy=False)
 
     def _as_array(self, array: Any) -> Any:
         return array if type(array) is numpy.ndarray else self._arrays.checked(array)

@@ -30,19 +30,25 @@ class ChiefResult(NamedTuple):
         return self.result
 
 
-def from_chief(communicator: Communicator, fn: Callable[[], Any], what: str) -> ChiefResult:
-    """Call a function on the chief, rank 0, and return on all ranks what became of it.  Collective.
+def from_chief(
+    communicator: Communicator,
+    fn: Callable[[], Any],
+    what: str,
+    root: int = 0,
+    timeout_seconds: float | None = None,
+) -> ChiefResult:
+    """Call a function on the chief, or another `root`, and return on all ranks what became of it.  Collective.
 
     JSON can hold the result of `fn`; `what` is for messages.
     """
     own: Exception | None = None
     told = ""
-    if communicator.rank == 0:
+    if communicator.rank == root:
         try:
             told = json.dumps([fn(), "", ""])
         except Exception as error:  # whatever it is, the other ranks are waiting for word of it
             own, told = error, json.dumps([None, type(error).__name__, _text_of(error)])
-    result, kind, text = json.loads(communicator.exchange(told.encode(), what)[0])
+    result, kind, text = json.loads(communicator.exchange(told.encode(), what, timeout_seconds)[root])
     return ChiefResult(result, kind, text, own)
 
 

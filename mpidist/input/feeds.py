@@ -15,6 +15,7 @@ from mpidist.collectives.mismatch import fact
 from mpidist.errors import InputError
 from mpidist.input import structure
 from mpidist.input.agreement import Agreement, watched
+from mpidist.input.mapping import maps_rows
 from mpidist.input.sharding import MeasuredPart, RowPart, Share
 from mpidist.input.sources import Foreign
 from mpidist.input.stage import Stage
@@ -111,6 +112,8 @@ class ExactFeed(Feed):
         super().__init__(stage, agreement)
         self._part = part
         self._watched = watched(stage) if agreement.needed else []
+        self._maps_rows = stage.indexed and maps_rows(stage)
+        self._dtypes: dict[str, str] | None = None
 
     def open(self, position: InputPosition) -> Iterator[tuple[Any, Any]]:
         walk = Walk(position.read)
@@ -120,7 +123,32 @@ class ExactFeed(Feed):
             seen = [walk.read(stage).checksum for stage in self._watched]
             batch = item(part)
             dtypes = structure.dtype_names(batch) if self._watched else ""
+            if self._maps_rows:
+                self._require_dtypes(batch)
             yield batch, (offset, read, (seen, dtypes), self._share(batch, part))
+
+    def _require_dtypes(self, batch: Any) -> None:
+        """Raise InputError unless a batch has the dtypes of the first row, which every rank maps.  Local.
+
+        No other rank maps this rank's rows, and indexed data sets send nothing.
+        """
+        found = structure.known_dtypes(batch)
+        if self._dtypes is None:
+            self._dtypes = (self._first_dtypes() if self.agreement.needed else None) or found
+        if any(self._dtypes.get(path, dtype) != dtype for path, dtype in found.items()):
+            raise InputError(
+                f"an array has one dtype in all elements: replica {self._part.replica_id} of "
+                f"{self._part.num_replicas} got {structure.shown_dtypes(found)} from `map`, and the first element has "
+                f"{structure.shown_dtypes(self._dtypes)}; have the function return one dtype, as by "
+                "numpy.float32(value)"
+            )
+
+    def _first_dtypes(self) -> dict[str, str] | None:
+        try:
+            first = next(self._stage.items(0))(RowPart(0, self._stage.batch_size or 1))
+        except Exception:  # the rank whose row it is raises it
+            return None
+        return structure.known_dtypes(first)
 
     def _share(self, batch: Any, part: RowPart) -> Share | None:
         """Return the share of all replicas, by index arithmetic; ValueError if this one has other rows."""

@@ -108,6 +108,13 @@ class Filter(Derived):
         return f"filter({name_of(self.predicate)})"
 
 
+def maps_rows(stage: Stage) -> bool:
+    """Return whether a function works row by row in an indexed stage: a rank then calls it for rows of its own only."""
+    if isinstance(stage, Map) and (stage.by_rows or not stage.batched):
+        return stage.indexed
+    return any(map(maps_rows, stage.children))
+
+
 def _called(kind: str, function: Callable[..., Any], element: Any, place: Callable[[], str]) -> Any:
     """Return the result of a user's function on an element; InputError names both if it fails."""
     try:

@@ -38,7 +38,7 @@ class _OwnFeed(Feed):
         self._orders: list[list[str]] | None = None
 
     def agreed(self, batch: Any, note: Any, position: InputPosition) -> tuple[Any, InputPosition, Share | None]:
-        self._require_orders(position.orders)
+        self._require_orders(position.orders, batch)
         batch, handed, share = self._vote(batch, self._own(note, position), position.step)
         if batch is END:
             return END, InputPosition(position.epoch + 1), None
@@ -48,11 +48,13 @@ class _OwnFeed(Feed):
         """Return the rows that this rank's pipelines have handed out; zeros for the others."""
         raise NotImplementedError(type(self).__name__)
 
-    def _require_orders(self, saved: list[list[str]] | None) -> None:
-        """Exchange the orders of all ranks, and compare them with the saved ones.  Collective."""
+    def _require_orders(self, saved: list[list[str]] | None, batch: Any) -> None:
+        """Exchange the orders of all ranks and the dtypes of a batch; compare with the saved orders.  Collective."""
         if self._orders is None:
-            answers = self.agreement.exchange(json.dumps(self._order).encode(), "order of rows")
-            self._orders = [json.loads(answer) for answer in answers]
+            own = [self._order, {} if batch is END else structure.known_dtypes(batch)]
+            answers = [json.loads(raw) for raw in self.agreement.exchange(json.dumps(own).encode(), "order of rows")]
+            self._orders = [order for order, _ in answers]
+            _require_one_dtype([dtypes for _, dtypes in answers])
         if saved is None or len(saved) != len(self._orders):
             return
         for rank, (before, now) in enumerate(zip(saved, self._orders, strict=True)):
@@ -162,9 +164,9 @@ class WorkerFeed(_OwnFeed):
         own[mine] = (rows if note is None else note)[mine]
         return own
 
-    def _require_orders(self, saved: list[list[str]] | None) -> None:
+    def _require_orders(self, saved: list[list[str]] | None, batch: Any) -> None:
         if not self._by_file:
-            super()._require_orders(saved)
+            super()._require_orders(saved, batch)
 
     def _state(self, position: InputPosition) -> dict[str, Any]:
         found = {"step": position.step, "rows": self._rows(position).copy()}
@@ -237,6 +239,20 @@ def _progress(rows: numpy.ndarray, begun: list[tuple[int, int]], handed: int) ->
     for (pipeline, first), end in zip(begun, ends, strict=True):
         found[pipeline] += max(min(end, handed) - first, 0)
     return found
+
+
+def _require_one_dtype(dtypes: Sequence[dict[str, str]]) -> None:
+    """Raise InputError, on all ranks, if an array of a rank's batch has another dtype than that of a rank before."""
+    first: dict[str, tuple[str, int]] = {}
+    for rank, known in enumerate(dtypes):
+        for place, dtype in known.items():
+            expected, before = first.setdefault(place, (dtype, rank))
+            if dtype != expected:
+                name = f"array {place}" if place else "the array"
+                raise on_all_ranks(
+                    f"an array has one dtype in all elements: {name} is {dtype} on rank {rank}, and {expected} on rank "
+                    f"{before}; convert it with `map`"
+                )
 
 
 def _emptied(batch: Any) -> Any:

@@ -5,7 +5,7 @@ A list is not a structure but one array, as in TensorFlow: ``([1.0], [2.0])`` is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -88,6 +88,21 @@ def dtype_names(structure: Any) -> Any:
     return map_leaves(dtype_name, structure)
 
 
+def known_dtypes(structure: Any) -> dict[str, str]:
+    """Return the name of the dtype of every array by its place, without arrays that have masked values only.  Local.
+
+    NumPy has no dtype for a number that is masked.
+    """
+    hidden = numpy.ma.MaskedArray
+    found = ((place, leaf) for place, leaf in paths(structure) if not (isinstance(leaf, hidden) and leaf.mask.all()))
+    return {place: dtype_name(leaf) for place, leaf in found}
+
+
+def shown_dtypes(known: Mapping[str, str]) -> str:
+    """Return such dtypes for messages: ``x: float32, y: int64``.  Local."""
+    return ", ".join(f"{place}: {name}" if place else name for place, name in known.items())
+
+
 def dtype_name(leaf: Any) -> str:
     """Return the name of the dtype of an array, a number or a spec; of text, whatever its width.  Local."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else numpy.asarray(leaf).dtype
@@ -103,6 +118,7 @@ def stack(elements: Sequence[Any]) -> Any:
 
 
 def _stacked(*items: Any) -> Any:
+    items = tuple(numpy.asarray(item) if isinstance(item, list) else item for item in items)
     _require_one_dtype(items)
     try:
         if arrays.is_device(items[0]):
@@ -110,7 +126,7 @@ def _stacked(*items: Any) -> Any:
     except TypeError:  # a number or a string, which NumPy makes an array of
         pass
     if not numpy.shape(items[0]):
-        return _masked_numbers(items) if _has_mask(items) else numpy.array(items)
+        return _masked_numbers(items) if _has_mask(items) else _numbers(items)
     try:
         return numpy.ma.stack(items) if _has_mask(items) else numpy.stack(items)
     except ValueError:
@@ -137,14 +153,25 @@ def _require_one_dtype(items: Sequence[Any]) -> None:
     """
     items = [item for item in items if item is not numpy.ma.masked]
     kinds = {item.dtype if hasattr(item, "dtype") else type(item) for item in items}
-    if len(kinds) < 2 and list not in kinds:
-        return
+    if len(kinds) > 1:
+        _require_one_name(items)
+
+
+def _require_one_name(items: Sequence[Any]) -> None:
     names = sorted({dtype_name(item) for item in items})
     if len(names) > 1:
         raise TypeError(
             f"elements of one batch must have one dtype, got {' and '.join(names)}; convert them with `map`, or give "
             "`from_generator` an output_signature"
         )
+
+
+def _numbers(items: Sequence[Any]) -> Any:
+    """Return numbers, or text, as an array; NumPy has no integers that hold both -1 and 2**63."""
+    found = numpy.array(items)
+    if isinstance(items[0], int) and found.dtype.kind not in "biu":
+        _require_one_name(items)
+    return found
 
 
 def _masked_numbers(items: Sequence[Any]) -> Any:

@@ -91,7 +91,10 @@ class BoundCollectives:
     def all_gather_init(
         self, like: Any, axis: int, options: CommunicationOptions | None = None
     ) -> PersistentCollective:
-        """Return the `all_gather` of values like this one, of any length of `axis`.  Local."""
+        """Return the `all_gather` of values like this one, of any length of `axis`.  Local.
+
+        Text has one width on all replicas.
+        """
         ranks = self._here().collectives
         return self._bound(like, "all_gather", lambda leaf: ranks.all_gather_init(leaf, axis), options)
 

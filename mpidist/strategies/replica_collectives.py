@@ -118,7 +118,8 @@ class ReplicaCollectives(BoundCollectives):
         Parameters
         ----------
         value : array of at least one dimension
-            Its first rows are for replica 0, the next ones for replica 1, and so on.
+            Its first rows are for replica 0, the next ones for replica 1, and so on.  Text has one width on all
+            replicas.
         splits : sequence of int, optional
             How many rows each replica gets, 0 included; by default all get as many.
         options : CommunicationOptions, optional
@@ -172,7 +173,10 @@ class ReplicaCollectives(BoundCollectives):
     def gather_init(
         self, like: Any, root: int = 0, axis: int = 0, options: CommunicationOptions | None = None
     ) -> PersistentCollective:
-        """Return the `gather` of values like this one, of any length of `axis`.  Local."""
+        """Return the `gather` of values like this one, of any length of `axis`.  Local.
+
+        Text has one width on all replicas.
+        """
         ranks = self._ranks()
         return self._bound(like, "gather", lambda leaf: ranks.gather_init(leaf, root, axis), options)
 

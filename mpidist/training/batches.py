@@ -31,6 +31,8 @@ def distributed(
             "a Trainer has every worker train by itself, and a ClusterCoordinator has been made, which calls functions "
             "on the workers: schedule the steps with it, or make no coordinator"
         )
+    if y is None:
+        _require_no_rows_of_a_list(x)
     if are_arrays(x if y is None else (x,)):
         if y is None and sample_weight is not None:
             raise ValueError("sample_weight needs y: batches are (inputs, labels, weights)")
@@ -60,6 +62,16 @@ def are_arrays(value: Any) -> bool:
     if isinstance(value, list):
         return not any(map(_is_batch, value))
     return all(map(_is_array, structure.leaves(value)))
+
+
+def _require_no_rows_of_a_list(x: Any) -> None:
+    """Raise ValueError if this is a list of arrays that may be rows as well as batches."""
+    shapes = {getattr(item, "shape", None) for item in x} if isinstance(x, list) else set()
+    if len(shapes) == 1 and len(shape := shapes.pop() or ()) == 1:
+        raise ValueError(
+            f"a list of {len(x)} arrays of shape {tuple(shape)} may be rows, or batches of numbers; give "
+            "`numpy.stack(x)` for rows, or `[(batch,) for batch in x]` for batches"
+        )
 
 
 def _is_batch(item: Any) -> bool:

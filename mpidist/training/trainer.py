@@ -161,7 +161,8 @@ class Trainer:
         ----------
         x : arrays, Dataset, distributed data set, or iterable of global batches
             Arrays may be nested in tuples and dicts; with `y` they are the inputs, without it the whole batch.  A list
-            of numbers, or of lists of them, is one array, a list of arrays without `y` batches.
+            of numbers, or of lists of them, is one array.  So is a list of arrays with `y`; without `y` its arrays are
+            batches.
         y : array, optional
             Labels; only with arrays.
         batch_size : int, optional
@@ -196,7 +197,8 @@ class Trainer:
         Raises
         ------
         TypeError, ValueError
-            A function returned something else than it should; names the rank.
+            A function returned something else than it should; names the rank.  Or `x` is a list of arrays of one
+            dimension and one length without `y`: they may be rows or batches.
         CollectiveMismatchError
             On all ranks: their data, functions, metrics or optimizers differ, such as in the learning rate.
         """
@@ -256,7 +258,8 @@ class Trainer:
         Raises
         ------
         ValueError
-            On all ranks: the data have no rows, of which no loss could be told.
+            On all ranks: the data have no rows, of which no loss could be told; or, as for `fit`, they may be rows or
+            batches.
         """
         data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size)
         logs = self._evaluate(*self._one_walk(data, steps, callbacks, verbose))
@@ -280,7 +283,7 @@ class Trainer:
         Parameters
         ----------
         x : as for `fit`
-            Of batches that are tuples, the first member is taken.
+            Of batches that are tuples, the first member is taken.  A list of arrays is one array.
         batch_size : int, optional
             Rows of a global batch; only with arrays.  32 by default.
         verbose : int or str
@@ -299,7 +302,8 @@ class Trainer:
         ValueError
             There is no `predict_fn`, there are no rows, or it did not return one prediction for each row.
         """
-        data = feeding.distributed(self.strategy, x, batch_size=batch_size)
+        inputs = (x,) if isinstance(x, list) and feeding.are_arrays((x,)) else x
+        data = feeding.distributed(self.strategy, inputs, batch_size=batch_size)
         batches, called = self._one_walk(data, steps, callbacks, verbose)
         parts, rows = [], []
         called.call("on_predict_begin", {})

@@ -269,6 +269,16 @@ def test_a_mean_holds_what_all_replicas_have(dtype, value, route, size):
     [
         (numpy.sum, [1.0, 2.0, 3.0], r"float64 of shape \(\) for arrays of float64 and of shape \(3,\)"),  # of all
         (lambda values: sum(values) / 2, [1, 2], r"float64 of shape \(2,\) for arrays of int64 and of shape \(2,\)"),
+        (
+            lambda values: numpy.array([200, 300]),
+            numpy.ones(2, "uint8"),
+            r"int64 of shape \(2,\) for arrays of uint8 and of shape \(2,\), which has no room for its values",
+        ),
+        (
+            lambda values: numpy.array([200, 100]),
+            numpy.ones(2, "int8"),
+            r"int64 of shape \(2,\) for arrays of int8 and of shape \(2,\), which has no room for its values",
+        ),
     ],
 )
 @pytest.mark.parametrize("size", [1, 2])
@@ -278,9 +288,46 @@ def test_a_sum_of_the_users_own_has_the_shape_and_kind_of_the_values(size, sum_f
             "SUM", numpy.array(values), axis=None
         )
 
-    with pytest.raises(ValueError, match=rf"accumulation_fn returned {got} on rank 0 of {size}: return") as raised:
+    message = rf"accumulation_fn returned {got} on rank 0 of {size}: return their sum as {numpy.array(values).dtype}, "
+    with pytest.raises(ValueError, match=message) as raised:
         run_ranks(size, fn)
     assert set(raised.value.rank_errors) == {*range(size)}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint64"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_sum_of_the_users_own_may_be_longer_integers(size, dtype):
+    """NumPy's own sum of short integers is an int64 or a uint64."""
+
+    def fn():
+        own = ReductionToOneDevice(accumulation_fn=lambda values: sum(each.astype("int64") for each in values))
+        return MirroredStrategy(cross_device_ops=own).reduce("SUM", numpy.array([40, 2], dtype), axis=None)
+
+    for found in run_ranks(size, fn):
+        assert found.dtype == dtype and found.tolist() == [40 * size, 2 * size]
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_an_error_in_a_sum_of_the_users_own_is_raised_on_all_ranks_and_they_go_on(root):
+    cause = ZeroDivisionError("no weights")
+
+    def fails(values):
+        raise cause
+
+    def fn():
+        own = ReductionToOneDevice(f"/cpu:{root}", fails)
+        strategy = MirroredStrategy(cross_device_ops=own)
+        try:
+            strategy.reduce("SUM", numpy.ones(2), axis=None)
+        except Exception as error:
+            own.accumulation_fn = sum
+            return error, strategy.reduce("SUM", numpy.ones(2), axis=None).tolist()
+
+    found = run_ranks(2, fn)
+    assert [values for _, values in found] == [[2.0, 2.0]] * 2 and found[root][0] is cause
+    other = found[1 - root][0]
+    assert type(other) is ValueError
+    assert str(other) == f"accumulation_fn raised ZeroDivisionError on rank {root} of 2: no weights"
 
 
 class OwnLists(AllReduceCrossDeviceOps):

@@ -68,7 +68,7 @@ class MeshReplicaContext(ReplicaContext):
         Parameters
         ----------
         value : array of at least one dimension, or nested tuples, lists and dicts of them
-            Logical devices may differ in the length of `axis`, replicas in all lengths.
+            Logical devices may differ in the length of `axis`, replicas in all lengths.  Text has one width on all.
         """
         context.require_replica(self)
         group = self._mesh.group

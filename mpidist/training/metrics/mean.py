@@ -81,13 +81,15 @@ def values_of_rows(name: str, fn: Callable[[Any, Any], Any], y_true: Any, y_pred
     """Return what ``fn(y_true, y_pred)`` returns for each row.
 
     ValueError where it returns something else, whose sum over parts of a batch is not that over all of it: one number
-    for all rows, or values of labels and predictions that are spread over one another.
+    for all rows, or values of labels and predictions that are spread over one another.  A rank with one row or none
+    does not see these; it goes on, and hears of the error in its next collective.
     """
     found = _by_row(name, fn(y_true, y_pred), rows)
     if rows > 1 and _may_spread(y_true, y_pred):
         first = _by_row(name, fn(y_true[:1], y_pred[:1]), 1)
         beside_others = found[:1]
-        if first.shape != beside_others.shape or not numpy.allclose(first, beside_others, 1e-3, 1e-5, equal_nan=True):
+        small = 1e-5 * numpy.abs(found[numpy.isfinite(found)]).max(initial=0)
+        if first.shape != beside_others.shape or not numpy.allclose(first, beside_others, 1e-3, small, equal_nan=True):
             raise ValueError(
                 f"metric {name!r} returned another value for a row alone than among {rows} rows: it spreads labels of "
                 f"shape {y_true.shape} and predictions of shape {y_pred.shape} over one another; give both one shape, "

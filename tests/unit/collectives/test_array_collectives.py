@@ -72,6 +72,19 @@ def test_all_gather_joins_uneven_arrays(hosts, axis, lengths, dtype):
 
 
 @places
+@pytest.mark.parametrize("verb", ["all_gather", "gather"])
+def test_an_error_for_text_and_numbers_names_the_call_that_was_made(hosts, verb):
+    def on_rank():
+        communicator = world_communicator()
+        getattr(communicator, verb)(numpy.array([["a"], [1.0]][communicator.rank]))
+
+    with pytest.raises(CollectiveMismatchError, match=verb) as raised:
+        run_ranks(2, on_rank, hosts=hosts(2))
+    assert f"rank 0 called width of text for {verb}" in str(raised.value)
+    assert "all_reduce" not in str(raised.value) and set(raised.value.rank_errors) == {0, 1}
+
+
+@places
 @given(lengths=lengths, data=st.data())
 def test_gather_joins_them_on_the_root_only(hosts, lengths, data):
     root = data.draw(st.integers(0, len(lengths) - 1))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.errors import CollectiveMismatchError, InputError
-from mpidist.input import ArraySpec, Dataset, DistributedDataset
+from mpidist.input import ArraySpec, Dataset, DistributedDataset, structure
 from mpidist.input.dataset import AUTOTUNE
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.testing import run_ranks
@@ -403,8 +403,13 @@ def mixed(numbers, signature=None):
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize(
     "make",
-    [lambda: mixed(NUMBERS), lambda: Dataset.range(4).map(lambda place: NUMBERS[place]).filter(bool).batch(4)],
-    ids=["generated", "mapped"],
+    [
+        lambda: mixed(NUMBERS),
+        lambda: Dataset.range(4).map(lambda place: NUMBERS[place]).filter(bool).batch(4),
+        lambda: Dataset.range(4).map(lambda place: NUMBERS[place]).batch(4),
+        lambda: Dataset.range(4).map(lambda place: NUMBERS[place], num_parallel_calls=2).cache().batch(3).repeat(2),
+    ],
+    ids=["generated", "mapped and filtered", "mapped", "mapped, of another batch"],
 )
 def test_a_rank_does_not_have_integers_where_another_has_floats(make, size):
     """Integers have no power of -1."""
@@ -414,6 +419,22 @@ def test_a_rank_does_not_have_integers_where_another_has_floats(make, size):
 
     with pytest.raises((InputError, CollectiveMismatchError), match="one dtype|dtypes, one for all"):
         run_ranks(size, fn)
+
+
+def test_ranks_with_data_sets_of_their_own_have_one_dtype():
+    def fn():
+        strategy = MirroredStrategy()
+
+        def own(context):
+            rows = [[1.5], [], [2], [2]][context.input_pipeline_id]
+            return Dataset.from_arrays({"a": numpy.array(rows), "b": numpy.ones(len(rows))}).batch(1)
+
+        return list(strategy.distribute_datasets_from_function(own))
+
+    message = "an array has one dtype in all elements: array a is int64 on rank 2, and float64 on rank 0"
+    with pytest.raises(InputError, match=message) as raised:
+        run_ranks(4, fn)
+    assert set(raised.value.rank_errors) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -427,7 +448,25 @@ def test_a_signature_makes_numbers_of_one_dtype(size):
     assert {dtype for dtype, _ in found} == {numpy.dtype("float32")} and sum(total for _, total in found) == 10.5
 
 
-@pytest.mark.parametrize("items", [[numpy.zeros(2), numpy.zeros(2, "int8")], [1, 2.5], [True, 1], [1.5, "a"]])
+def test_elements_that_are_lists_are_converted_once():
+    class Number:
+        conversions = 0
+
+        def __array__(self, dtype=None, copy=None):
+            Number.conversions += 1
+            return numpy.ones(1)
+
+    numpy.asarray([Number()])
+    of_one, Number.conversions = Number.conversions, 0
+    rows = [[Number(), Number()], [Number(), Number()]]
+    assert structure.stack(rows).tolist() == [[[1.0], [1.0]]] * 2
+    assert Number.conversions == 4 * of_one
+
+
+@pytest.mark.parametrize(
+    "items",
+    [[numpy.zeros(2), numpy.zeros(2, "int8")], [1, 2.5], [True, 1], [1.5, "a"], [[1], [2.5]], [2**63, 1], [1, 2**64]],
+)
 def test_a_batch_has_one_dtype(items):
     with pytest.raises(TypeError, match="elements of one batch must have one dtype, got .* and .*`map`"):
         list(Dataset.range(2).map(lambda place: items[place]).batch(2))

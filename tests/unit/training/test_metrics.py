@@ -250,6 +250,26 @@ def test_a_function_that_spreads_labels_over_predictions_is_refused(spread, colu
         run_ranks(size, on_rank)
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1e-8, 1e8])
+def test_small_values_are_spread_no_more_than_large_ones(scale):
+    """The squared error of each label to all predictions is not 0, which it is to its own."""
+    labels = scale * numpy.arange(4.0)
+    metric = metrics.get(lambda y_true, y_pred: numpy.mean((y_true - y_pred) ** 2, axis=-1))
+    with pytest.raises(ValueError, match="returned another value for a row alone than among 4 rows"):
+        metric.update_state(labels[:, None], labels)
+
+
+@pytest.mark.parametrize("missing", [numpy.nan, numpy.inf])
+def test_a_value_that_is_not_finite_hides_no_spread(missing):
+    labels = numpy.array([1.0, 2.0, missing, 4.0])
+    own = metrics.get(lambda y_true, y_pred: numpy.abs(y_true[:, 0]) + y_pred * 0)
+    own.update_state(labels[:, None], numpy.ones(4))
+    assert not numpy.isfinite(own.result())
+    spread = metrics.get(lambda y_true, y_pred: numpy.abs(y_true - y_pred)[:, :2])
+    with pytest.raises(ValueError, match="returned another value for a row alone"):
+        spread.update_state(labels[:, None], numpy.array([1.0, 2.0, 3.0, 4.0]))
+
+
 def test_a_function_gets_labels_and_predictions_in_the_shapes_that_they_have():
     metric = metrics.get(lambda y_true, y_pred: numpy.abs(y_true[:, 0] - y_pred))
     metric.update_state(numpy.arange(6.0)[:, None], numpy.arange(6.0) + 2)

@@ -727,6 +727,38 @@ def test_a_list_of_arrays_with_labels_is_one_array():
     assert seen == [((8, 2), (8,)), ((2, 2), (2,))]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("given", [list, lambda rows: [*rows.reshape(2, 4, 2)]], ids=["rows", "pairs of rows"])
+def test_predict_takes_a_list_of_arrays_as_one_array(given, size):
+    def on_rank():
+        with mpidist.MirroredStrategy().scope():
+            variable = mpidist.Variable(numpy.zeros(1))
+        predictions = mpidist.Trainer(print, variable, mpidist.optimizers.SGD(0.1), predict_fn=lambda w, x: 2 * x)
+        x = given(ROWS)
+        return predictions.predict(x, batch_size=3).tolist(), numpy.stack(x).tolist()
+
+    for found, x in run_ranks(size, on_rank):
+        assert found == (2 * numpy.array(x, "float32")).tolist()
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "validation"])
+def test_a_list_of_arrays_that_may_be_rows_or_batches_is_refused(method):
+    trainer = mpidist.Trainer(
+        lambda w, x: (0.0, numpy.zeros(1)), mpidist.Variable(numpy.zeros(1)), mpidist.optimizers.SGD(0.1)
+    )
+    with pytest.raises(
+        ValueError, match=r"a list of 8 arrays of shape \(2,\) may be rows, or batches of numbers; give"
+    ):
+        if method == "validation":
+            trainer.fit(ROWS, validation_data=list(ROWS), verbose=0)
+        else:
+            getattr(trainer, method)(list(ROWS), verbose=0)
+    trainer.fit([(row,) for row in ROWS], verbose=0)
+    assert trainer.steps_made == 8
+    trainer.fit([ROWS[0], ROWS[1, :1]], verbose=0)  # which cannot be rows of one array
+    assert trainer.steps_made == 10
+
+
 def test_a_list_of_batches_is_an_iterable_of_batches():
     def on_rank():
         with mpidist.MirroredStrategy().scope():
