@@ -418,7 +418,8 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
         result = arrays.empty(value.shape, wide, value)
 
         def add() -> str:
-            return _put(accumulation_fn(list(gathered.astype(wide, copy=False))), result)
+            values = gathered.astype(wide, copy=False)
+            return _put(accumulation_fn([values[replica] for replica in range(ranks.size)]), result)
 
         told = from_chief(ranks, add, "accumulation_fn", root, seconds)
         where = f"on rank {root} of {ranks.size}"
