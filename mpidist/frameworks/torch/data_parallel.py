@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -246,10 +246,22 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state of the bare module, or one that PyTorch's own class has saved.  Local."""
-        own = self.module.state_dict().keys()
-        if state_dict and not own & state_dict.keys() and all(name.startswith(_PREFIX) for name in state_dict):
+        if self._is_of_pytorch(state_dict.keys()):
             state_dict = {name.removeprefix(_PREFIX): value for name, value in state_dict.items()}
         return self.module.load_state_dict(state_dict, *args, **kwargs)
+
+    def _is_of_pytorch(self, names: Set[str]) -> bool:
+        """Return whether a state with these names is one that PyTorch's own class has saved."""
+        is_bare = not self.module.state_dict().keys().isdisjoint(names)
+        return bool(names) and not is_bare and all(name.startswith(_PREFIX) for name in names)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Have the modules below find the state of a module around this one, which has the bare names in it."""
+        names = {each.removeprefix(prefix) for each in state_dict if each.startswith(prefix)}
+        if not self._is_of_pytorch(names):
+            for name in names:
+                state_dict[f"{prefix}{_PREFIX}{name}"] = state_dict.pop(prefix + name)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a DistributedDataParallel belongs to its job: save or copy its `module`, or `state_dict()`")
