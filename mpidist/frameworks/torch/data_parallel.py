@@ -12,6 +12,7 @@ from mpidist.compression import Compression
 from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import comm_hook
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
+from mpidist.frameworks.torch.contents import ModuleContents
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.join import BUFFERS, Joining
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap, trainable
@@ -128,6 +129,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         )
         self._reduction.comparison = StepComparison(replicas, lambda: list(module.named_parameters()), check_every)
         self._buffers_of_rank_0 = BufferBroadcast(replicas, module)
+        self._contents = ModuleContents(module)
         self._begin(replicas, init_sync)
 
     def _begin(self, replicas: Replicas, init_sync: bool) -> None:
@@ -138,8 +140,12 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns."""
-        if self.broadcast_buffers and self.training and torch.is_grad_enabled() and not self._reduction.is_held:
-            self._share_buffers()
+        if torch.is_grad_enabled():
+            if self.broadcast_buffers and self.training and not self._reduction.is_held:
+                self._share_buffers()
+            if not self._contents.are_as_noted():
+                self._contents.note(self.module)
+                self._reduction.watch()
         return self.module(*args, **kwargs)
 
     def _share_buffers(self) -> None:

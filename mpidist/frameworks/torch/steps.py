@@ -36,6 +36,18 @@ def watch_steps(reducer: GradientReduction) -> None:
         finalize(reducer, handle.remove)
 
 
+def watch_others(reducer: GradientReduction) -> None:
+    """Tell a reducer of the steps of optimizers that are not distributed, as long as there is the reducer."""
+    found = ref(reducer)
+
+    def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        known = found()
+        if known is not None and not hasattr(optimizer, "_reduction"):
+            known.before_other(optimizer)
+
+    finalize(reducer, register_optimizer_step_pre_hook(before).remove)
+
+
 def prepare_step(reducer: GradientReduction, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Reduce what is not reduced yet, now or after each call of the closure that the step is given.
 
