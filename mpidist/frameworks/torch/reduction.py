@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import is_
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakMethod, WeakSet, ref
 
 import numpy
@@ -274,8 +274,8 @@ class GradientReduction:
         Collective.
         """
         taken = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        if any(each.found(taken) for each in self._unowned):
-            self.reduce()  # which raises
+        if unowned := [told for each in self._unowned if (told := each.found(taken))]:
+            self._refuse(unowned)
         if current_pass() >= 0 and self.takes(optimizer):
             self.before_step(optimizer)
 
@@ -416,7 +416,7 @@ class GradientReduction:
         """Take part in the others' reduction, with no rows.  Collective."""
         self.reduce(_Given(is_joined=True))
 
-    def _refuse_inside(self, is_inside: bool) -> None:
+    def _refuse_inside(self, is_inside: bool) -> NoReturn:
         """Raise on all replicas, as on some a step was to be made inside of a backward pass.  Collective."""
         told = self.replicas.communicator.exchange(b"inside" if is_inside else b"", "steps inside of backward()")
         raise RuntimeError(
@@ -426,7 +426,7 @@ class GradientReduction:
             "no_sync() around backward() and skip_synchronize() around step()"
         )
 
-    def _refuse(self, unowned: Sequence[str]) -> None:
+    def _refuse(self, unowned: Sequence[str]) -> NoReturn:
         """Raise on all replicas, as some have parameters with gradients that nobody reduces.  Collective."""
         told = self.replicas.communicator.exchange("; ".join(unowned).encode(), "parameters that nobody reduces")
         raise CollectiveMismatchError(
