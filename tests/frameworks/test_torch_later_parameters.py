@@ -1,4 +1,4 @@
-"""Parameters that are thawed, or come, after a model was distributed, with an optimizer of their own: as in one process."""
+"""Parameters that are thawed, or come, when a model is distributed, with an optimizer of their own."""
 
 from __future__ import annotations
 
@@ -216,6 +216,21 @@ def test_another_model_and_its_optimizer_are_nobody_s_business():
         is_trained(other[0], True)
     assert world().control.call == call
     del optimizer
+
+
+def test_each_rank_goes_on_alone_when_its_optimizer_is_dropped():
+    model = frozen_first()
+    optimizer = mpidist.torch.DistributedOptimizer(momentum(model[2].parameters()), model.named_parameters())
+    optimizer.circle = optimizer
+    del optimizer
+    is_trained(model[0], True)
+    own, call = momentum(model[0].parameters()), world().control.call
+    if world().rank == 0:
+        for seed in range(2):
+            x, y = rows(4, seed=seed)
+            model[:2](x).square().mean().backward()
+            own.step()
+    assert world().control.call == call
 
 
 def test_frozen_parameters_that_another_distributed_model_trains():

@@ -22,7 +22,7 @@ from tests.frameworks.torch_models import (  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 
-BEHIND = r"step was called inside of backward\(\), as by a hook of a parameter, on rank {} of \d+;(.|\n)*Call step\(\) behind"
+BEHIND = r"called inside of backward\(\), as by a hook of a parameter, on rank {} of \d+;(.|\n)*Call step\(\) behind"
 
 
 def everybody():

@@ -135,7 +135,7 @@ def _put(name: str, tensor: torch.Tensor, values: torch.Tensor) -> None:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, model: Any = None, *, replicas: Replicas | None = None
 ) -> None:
-    """Give all replicas the state and the hyperparameters of one replica's optimizer.
+    """Give all replicas the state and the hyperparameters of one replica's optimizer, in the dtypes that it has there.
 
     Collective: every rank calls it in the same order.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class ModuleContents:
+class Contents:
     """The parameters and layers in the tables of a module and of its layers."""
 
     def __init__(self, module: torch.nn.Module) -> None:

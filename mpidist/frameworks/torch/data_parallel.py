@@ -12,8 +12,8 @@ from mpidist.compression import Compression
 from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import comm_hook
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
-from mpidist.frameworks.torch.contents import ModuleContents
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
+from mpidist.frameworks.torch.contents import Contents
 from mpidist.frameworks.torch.join import BUFFERS, Joining
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap, trainable
 from mpidist.frameworks.torch.replicas import replicas_of
@@ -29,7 +29,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
     Names and meaning are those of `torch.nn.parallel.DistributedDataParallel`, without process group and devices.  All
     replicas begin with the parameters and buffers of rank 0.  Unlike there, ``state_dict`` is that of the bare module;
-    ``load_state_dict`` takes either.  Parameters that a backward pass does not reach need no mention.
+    ``load_state_dict`` takes either, also as a part of a module around this one.  Parameters that a backward pass does
+    not reach need no mention; those that are thawed, or come before a forward pass, are reduced with the others.
 
     Collective: every rank makes it in the same order, and makes its backward passes in the same order.
 
@@ -69,7 +70,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
     Raises
     ------
     RuntimeError
-        No parameter requires a gradient.
+        No parameter requires a gradient.  Of a later pass, on all ranks: an optimizer's step inside of ``backward()``.
     ValueError
         Gradients that are reduced by something else already, or parameters on several devices, without `staging`.
         Both `compression` and `mixed_precision`.
@@ -129,7 +130,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         )
         self._reduction.comparison = StepComparison(replicas, lambda: list(module.named_parameters()), check_every)
         self._buffers_of_rank_0 = BufferBroadcast(replicas, module)
-        self._contents = ModuleContents(module)
+        self._contents = Contents(module)
         self._begin(replicas, init_sync)
 
     def _begin(self, replicas: Replicas, init_sync: bool) -> None:

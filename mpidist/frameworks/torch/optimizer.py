@@ -73,8 +73,10 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         parameters on several devices, without `staging`.
     CollectiveMismatchError
         On all ranks: their parameters differ in number, name, shape or dtype.  Of a later step: their hyperparameters
-        or parameters have other values; the first that differs is named, and the ranks.  Or the model has a new
-        parameter with a gradient that nobody reduces.
+        or parameters have other values; the first that differs is named, and the ranks.  Or the model has a new, or
+        thawed, parameter with a gradient that nobody reduces.
+    RuntimeError
+        On all ranks: a step inside of ``backward()``, as by a hook of a parameter.
     NotImplementedError
         Parameters on a device that is not CUDA's, without `staging`.
     MissingDependencyError

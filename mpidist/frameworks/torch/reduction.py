@@ -159,11 +159,14 @@ class GradientReduction:
 
     def watch(self) -> None:
         """Watch the parameters that there are now; also those that are frozen, which may be thawed.  Local."""
-        hooked = self._hooked
         for _, each in self._named():
-            if not self._is_hooked(each) and may_have_gradient(each):
-                self._watch.watch(each)
-                hooked[id(each)] = ref(each, lambda _, key=id(each): hooked.pop(key, None))
+            if not self._is_hooked(each) and _may_have_gradient(each):
+                self._hook(each)
+
+    def _hook(self, parameter: torch.Tensor) -> None:
+        self._watch.watch(parameter)
+        key, hooked = id(parameter), self._hooked
+        hooked[key] = ref(parameter, lambda _: hooked.pop(key, None))
 
     def _is_hooked(self, parameter: torch.Tensor) -> bool:
         found = self._hooked.get(id(parameter))
@@ -268,16 +271,20 @@ class GradientReduction:
             is_own = left in (MarkState.REPLACED, MarkState.CHANGED) and not is_asked
             self.reduce(_Given(left, is_mixed, is_own=is_own))
 
-    def before_other(self, optimizer: Any) -> None:
-        """Raise on all replicas if an optimizer that is not distributed takes what is reduced here, or by nobody.
+    def is_concerned(self, optimizer: Any) -> bool:
+        """Return whether an optimizer takes what nobody reduces, or, in a pass, what is reduced here.  Local."""
+        return (current_pass() >= 0 and self.takes(optimizer)) or len(self._unowned_of(optimizer)) > 0
 
-        Collective.
-        """
-        taken = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        if unowned := [told for each in self._unowned if (told := each.found(taken))]:
+    def before_other(self, optimizer: Any) -> None:
+        """Raise on all replicas as a step of an optimizer that is not distributed concerns this.  Collective."""
+        if unowned := self._unowned_of(optimizer):
             self._refuse(unowned)
-        if current_pass() >= 0 and self.takes(optimizer):
-            self.before_step(optimizer)
+        self.before_step(optimizer)
+
+    def _unowned_of(self, optimizer: Any) -> list[str]:
+        """Return what to say of an optimizer's parameters that nobody reduces."""
+        taken = {id(each) for group in optimizer.param_groups for each in group["params"]} if self._unowned else set()
+        return [told for each in self._unowned if (told := each.found(taken))]
 
     def _is_stepped(self, optimizer: Any) -> bool:
         return len(self._stepped) > 0 if optimizer is None else optimizer in self._stepped
@@ -423,16 +430,17 @@ class GradientReduction:
             f"{self.owner}: an optimizer's step was called inside of backward(), as by a hook of a parameter, on rank "
             f"{_ranks(told)} of {self.replicas.size}; the gradients of a pass are reduced over the ranks at its end. "
             "Call step() behind backward(), and leave out the hook. Where the hook itself reduces the gradient, put "
-            "no_sync() around backward() and skip_synchronize() around step()"
+            "no_sync() and skip_synchronize() around backward()"
         )
 
     def _refuse(self, unowned: Sequence[str]) -> NoReturn:
         """Raise on all replicas, as some have parameters with gradients that nobody reduces.  Collective."""
         told = self.replicas.communicator.exchange("; ".join(unowned).encode(), "parameters that nobody reduces")
+        first = next(filter(None, told)).decode()
         raise CollectiveMismatchError(
             f"{self.owner}: the model has parameters whose gradients nobody reduces, as they came, or were thawed, "
-            f"after the optimizer was distributed: rank {_ranks(told)} of {self.replicas.size} {next(filter(None, told)).decode()}. Change "
-            "the model before that, or give these parameters to the optimizer on all ranks: "
+            f"after the optimizer was distributed: rank {_ranks(told)} of {self.replicas.size} {first}. "
+            "Change the model before that, or give these parameters to the optimizer on all ranks: "
             "optimizer.add_param_group({'params': [...]}). Where only values change, write them into the parameter "
             "that is there: with torch.no_grad(): parameter.copy_(values). What is not to be trained has "
             "requires_grad=False"
@@ -558,13 +566,6 @@ def trainable(named: Iterable[Named]) -> list[Named]:
     return [pair for pair in named if pair[1].requires_grad]
 
 
-def may_have_gradient(parameter: torch.Tensor) -> bool:
-    """Return whether a parameter may have a gradient, now or when it is thawed."""
-    if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin) or parameter.is_inference():
-        return False
-    return parameter.is_leaf and (parameter.is_floating_point() or parameter.is_complex())
-
-
 class GradientOwner:
     """What a module and an optimizer whose gradients are reduced have in common."""
 
@@ -623,6 +624,13 @@ class GradientOwner:
 def _ranks(told: Sequence[bytes]) -> str:
     """Return the ranks that have told something, for a message."""
     return listed(str(rank) for rank, each in enumerate(told) if each)
+
+
+def _may_have_gradient(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter may have a gradient, now or when it is thawed."""
+    if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin) or parameter.is_inference():
+        return False
+    return parameter.is_leaf and (parameter.is_floating_point() or parameter.is_complex())
 
 
 def _put_aside(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:

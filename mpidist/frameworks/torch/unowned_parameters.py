@@ -11,23 +11,23 @@ from weakref import ref
 import torch
 
 from mpidist.errors import listed
-from mpidist.frameworks.torch.contents import ModuleContents
+from mpidist.frameworks.torch.contents import Contents
 from mpidist.frameworks.torch.tensors import Named
 
 
 class UnownedParameters:
     """Looks for later parameters of a module, and for thawed ones, with gradients that nobody reduces.
 
-    Trained parameters of which gradients are not reduced from the beginning are meant to be so: an optimizer may have some of a
-    module's.  `prefix` stands before names in messages.  ``is_owned(parameter)`` returns whether somebody reduces its
-    gradient; of None False.
+    Trained parameters of which gradients are not reduced from the beginning are meant to be so: an optimizer may have
+    some of a module's.  `prefix` stands before names in messages.  ``is_owned(parameter)`` returns whether somebody
+    reduces its gradient; of None False.
     """
 
     def __init__(self, module: torch.nn.Module, prefix: str, is_owned: Callable[[Any], bool]) -> None:
         self._module, self._prefix, self._is_owned = ref(module), prefix, is_owned
         self._first = {id(each): (name, ref(each), each.requires_grad) for name, each in module.named_parameters()}
         self._frozen = [(name, each) for name, each, is_trained in self._first.values() if not is_trained]
-        self._contents = ModuleContents(module)
+        self._contents = Contents(module)
         self._later: list[Named] = []
 
     def _note(self, module: torch.nn.Module) -> None:
