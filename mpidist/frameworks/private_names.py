@@ -211,6 +211,11 @@ PRIVATE_NAMES = (
         f"{_TORCH}::test_a_module_has_tables_of_its_parts",
     ),
     PrivateName(
+        "torch.nn.Module._load_from_state_dict",
+        "loading the state of a module around a DistributedDataParallel",
+        f"{_TORCH}::test_a_module_loads_its_part_of_a_state",
+    ),
+    PrivateName(
         "torch.optim.Optimizer().found_inf",
         "seeing that a GradScaler has looked for infinities",
         f"{_TORCH}::test_a_scaler_tells_an_optimizer_of_infinities",

@@ -239,6 +239,36 @@ def test_states_of_optimizers_and_their_hyperparameters(make):
         assert_same_bits(*tensors)
 
 
+class WithMasters(torch.optim.SGD):
+    """Keeps float32 masters, and other things that are of another dtype than the parameters."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=1.0)
+        for number, each in enumerate(parameters):
+            values = torch.full(each.shape, 1 + 2.0**-12 + number + world().rank)
+            parts = [values.double(), {"counts": torch.full((2,), 300 + world().rank)}]
+            self.state[each] = {"master": values, "parts": parts, "own": values.to(each.dtype)}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("distributed", [False, True])
+def test_states_keep_their_dtypes(dtype, distributed):
+    """Such as float32 masters of parameters in 16 bits."""
+    parameters = [*torch.nn.Linear(3, 2).to(dtype).parameters()]
+    optimizer, root = WithMasters(parameters), 0 if distributed else last()
+    if distributed:
+        optimizer = mpidist.torch.DistributedOptimizer(optimizer)
+    else:
+        mpidist.torch.broadcast_optimizer_state(optimizer, root_rank=root)
+    for number, each in enumerate(parameters):
+        state, values = optimizer.state[each], torch.full(each.shape, 1 + 2.0**-12 + number + root)
+        first, counts = state["parts"][0], state["parts"][1]["counts"]
+        assert state["master"].dtype is torch.float32 and torch.equal(state["master"], values)
+        assert first.dtype is torch.float64 and torch.equal(first, values.double())
+        assert counts.dtype is torch.int64 and counts.tolist() == [300 + root] * 2
+        assert state["own"].dtype is dtype and torch.equal(state["own"], values.to(dtype))
+
+
 def stepped(rate):
     """Return an optimizer that has a state, and gets its learning rate as given."""
     model = tanh_model()

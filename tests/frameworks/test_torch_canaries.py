@@ -75,6 +75,23 @@ def test_a_module_has_tables_of_its_parts():
     assert module._modules["later"] is module.later and module._parameters["own"] is module.own
 
 
+def test_a_module_loads_its_part_of_a_state():
+    """Else a module around a DistributedDataParallel does not load its own state."""
+    found = []
+
+    class Renaming(torch.nn.Linear):
+        def _load_from_state_dict(self, state_dict, prefix, *args):
+            found.append((prefix, sorted(state_dict)))
+            state_dict[f"{prefix}weight"] = state_dict.pop(f"{prefix}other")
+            super()._load_from_state_dict(state_dict, prefix, *args)
+
+    module = torch.nn.Sequential(Renaming(2, 1, bias=False), torch.nn.Identity())
+    given = {"0.other": torch.full((1, 2), 3.0)}
+    module.load_state_dict(given)
+    assert module[0].weight.tolist() == [[3.0, 3.0]] and [*given] == ["0.other"]
+    assert found == [("0.", ["0.other"])]
+
+
 def test_layers_of_batch_normalization_have_a_class_in_common():
     """Else some of them are not replaced by those that are synchronized."""
     from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase

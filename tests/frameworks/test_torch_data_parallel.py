@@ -143,6 +143,44 @@ def test_its_state_is_that_of_the_bare_module_and_either_is_loaded(tmp_path):
         fresh.load_state_dict({"module.nothing": torch.zeros(1)})
 
 
+class Around(torch.nn.Module):
+    """A net, whose own net may be called like the one of PyTorch's class, in a module around it."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.head = net, torch.nn.Linear(CLASSES, 2).double()
+
+
+def named_module(seed):
+    return torch.nn.ModuleDict({"module": torch.nn.Sequential(torch.nn.BatchNorm1d(3), tanh_model(seed))})
+
+
+@pytest.mark.parametrize("make", [tanh_model, named_module])
+@pytest.mark.parametrize("around", [Around, lambda net: torch.nn.Sequential(torch.nn.Sequential(net), tanh_model(2))])
+def test_a_module_around_it_loads_its_own_state(make, around):
+    """Which is that of the module without it; that with PyTorch's own class is loaded, too."""
+
+    def of_pytorch(state):
+        at = min(name for name in state if name.startswith(("net.", "0.")))
+        at = "net." if at.startswith("net.") else "0.0."
+        return {name.replace(at, f"{at}module.", 1): each for name, each in state.items()}
+
+    plain = around(make(4))
+    for change in (dict, of_pytorch, lambda state: state):
+        for strict in (True, False):
+            outer = around(mpidist.torch.DistributedDataParallel(make(9)))
+            assert outer.state_dict().keys() == plain.state_dict().keys()
+            missing, unexpected = outer.load_state_dict(change(plain.state_dict()), strict=strict)
+            assert not missing and not unexpected
+            assert_alike(outer, plain, 0)
+            outer.load_state_dict(outer.state_dict())
+            assert_alike(outer, plain, 0)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        outer.load_state_dict({name: each for name, each in plain.state_dict().items() if "weight" not in name})
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        outer.load_state_dict({**plain.state_dict(), "net.nothing": rows(1)[0], "0.0.nothing": rows(1)[0]})
+
+
 def test_a_sum_in_place_of_the_mean():
     model = mpidist.torch.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False), op="sum")
     model(torch.ones(1, 2) * (world().rank + 1)).sum().backward()

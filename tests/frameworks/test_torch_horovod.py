@@ -116,6 +116,23 @@ def test_means(call):
     torch.testing.assert_close(call(own()), mean(), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("reduce", [
+    hvd.allreduce,
+    lambda x, **given: hvd.allgather(hvd.reducescatter(x, **given)),
+    lambda x, **given: hvd.allgather(hvd.synchronize(hvd.reducescatter_async(x, **given))),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_means_of_integers_are_cut_to_integers(reduce, dtype):
+    size = world().size
+    x = torch.arange(2 * size).to(dtype) + world().rank
+    found = reduce(x)
+    assert found.dtype is dtype
+    assert found.tolist() == [int(each + (size - 1) / 2) for each in range(2 * size)]
+    halved = reduce(x, op=hvd.Sum, prescale_factor=0.5)
+    assert halved.dtype is dtype
+    assert halved.tolist() == [int((each + (size - 1) / 2) * size / 2) for each in range(2 * size)]
+
+
 @pytest.mark.parametrize("reduce", [mpidist.torch.all_reduce, hvd.allreduce])
 def test_a_single_tensor_has_no_error_feedback(reduce):
     with pytest.raises(ValueError, match="leave error_feedback out, or use DistributedOptimizer"):

@@ -561,3 +561,49 @@ def test_check_sums_tell_what_is_changed():
     odd = numpy.arange(5, dtype=numpy.float16)
     assert _check_sum(odd) == _check_sum(odd.copy())
     assert _check_sum(odd) != _check_sum(odd[::-1].copy())
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("is_on_all", [True, False], ids=["on all ranks", "on one rank"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_inside_a_pass_whose_sums_have_begun(kind, is_on_all):
+    bare = tanh_model()
+    expected = trained_alone(bare, momentum, batches(8, 12))
+    model, optimizer, owner = distributed(bare, kind)
+    train(model, optimizer, batches(3, 12))
+    assert owner.has_overlapped
+    hook = bare[0].weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    if not is_on_all and world().rank > 0:
+        hook.remove()
+    x, y = part(rows(12, seed=9), "even")
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match=r"called inside of backward\(\), as by a hook of a parameter, on rank 0"):
+        cross_entropy(model(x), y).backward()
+    hook.remove()
+    train(model, optimizer, batches(8, 12)[3:])
+    assert_alike(bare, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_that_are_thawed_alone(kind):
+    """With an optimizer of their own."""
+
+    def trained(distributed, cut):
+        bare = tanh_model()
+        bare[0].requires_grad_(False)
+        model, optimizer, owner = distributed(bare, kind)
+        later, seen = momentum(bare[0].parameters()), []
+        for seed, own in enumerate([optimizer] * 4 + [later] * 4 + [optimizer] * 2):
+            bare[2].requires_grad_(own is optimizer)
+            bare[0].requires_grad_(own is later)
+            x, y = cut(rows(12, seed=seed))
+            own.zero_grad()
+            cross_entropy(model(x), y).backward()
+            own.step()
+            seen.append(getattr(owner, "has_overlapped", False))
+        return bare, seen
+
+    found, seen = trained(distributed, lambda batch: part(batch, "even"))
+    expected, _ = trained(lambda bare, kind: (bare, momentum(bare[2].parameters()), None), lambda batch: batch)
+    assert_alike(found, expected)
+    assert not several() or any(seen[5:8])

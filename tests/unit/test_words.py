@@ -25,7 +25,7 @@ EVERYDAY = set(
     about accumulation adapter all alone an and argument array assignment at auto
     backend backward bar base bench but by
     cache cancelled cause chart check chooser class clock command communication comparison completion
-    conformance
+    conformance content
     core counted crossing current
     data deadline death default dependency derived destination device differ doctor dtype during
     ended entered entry epoch error evaluation exact

@@ -11,7 +11,6 @@ of this module: ``Variable._execution_engine.queue_callback`` and ``torch._C._cu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from itertools import count
 from typing import Any
@@ -32,9 +31,9 @@ _waiting: dict[int, dict[int, PassWatch]] = {}
 class PassWatch:
     """Tells of the backward passes that give one of some parameters a gradient.
 
-    ``begin(parameter)`` is called when a pass, or one inside it, has given the first gradient; ``end()`` when the
-    outermost pass is over, and its error is raised by ``backward()``.  `is_open`: a pass has given gradients and is not
-    over; also one that was broken off.
+    ``begin(parameter)`` is called when a pass, or one inside it, has given the first gradient, and returns whether this
+    counts; else it is called with the next one.  ``end()`` is called when the outermost pass is over, and its error is
+    raised by ``backward()``.  `is_open`: a pass has given gradients and is not over; also one that was broken off.
     """
 
     def __init__(self, begin: WeakMethod[Any], end: WeakMethod[Any]) -> None:
@@ -43,20 +42,25 @@ class PassWatch:
         self._order = next(_orders)
         self._last = -1
 
-    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Watch some more parameters."""
-        for each in parameters:
-            each.register_post_accumulate_grad_hook(self._accumulated)
+    def watch(self, parameter: torch.Tensor) -> None:
+        """Watch one more parameter, which may be frozen: PyTorch takes hooks of others only, and keeps them."""
+        is_trained = parameter.requires_grad
+        parameter.requires_grad_(True).register_post_accumulate_grad_hook(self._accumulated)
+        parameter.requires_grad_(is_trained)
+
+    def is_inside(self) -> bool:
+        """Return whether a pass is going on, and has not just run one inside that gave the gradients."""
+        has_run_another = self.is_open and self._last not in _waiting
+        return current_pass() >= 0 and not has_run_another
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         number = current_pass()
         if number == self._last:
             return
-        self._last = number
         begin = self._begin()
-        if begin is None:  # who asked was dropped
+        if begin is None or not begin(parameter):  # who asked was dropped, or does not reduce it
             return
-        begin(parameter)
+        self._last = number
         self.is_open = True
         _those_that_wait(number)[self._order] = self
 

@@ -135,7 +135,7 @@ def _put(name: str, tensor: torch.Tensor, values: torch.Tensor) -> None:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, model: Any = None, *, replicas: Replicas | None = None
 ) -> None:
-    """Give all replicas the state and the hyperparameters of one replica's optimizer.
+    """Give all replicas the state and the hyperparameters of one replica's optimizer, in the dtypes that it has there.
 
     Collective: every rank calls it in the same order.
 
@@ -185,7 +185,31 @@ def broadcast_optimizer_state(
         def place(storage: Any, location: str) -> Any:
             return storage if location == "cpu" or near.type == "cpu" else storage.cuda(near)
 
-        optimizer.load_state_dict(torch.load(io.BytesIO(found), weights_only=False, map_location=place))
+        state = torch.load(io.BytesIO(found), weights_only=False, map_location=place)
+        optimizer.load_state_dict(state)
+        _restore_dtypes(optimizer, state)
+
+
+def _restore_dtypes(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Put back what `load_state_dict` has cast to the dtypes of parameters, such as their float32 masters."""
+    own = [each for group in optimizer.param_groups for each in group["params"]]
+    numbers = [each for group in state["param_groups"] for each in group["params"]]
+    for parameter, number in zip(own, numbers, strict=False):
+        if parameter in optimizer.state and number in state["state"]:
+            optimizer.state[parameter] = _as_saved(optimizer.state[parameter], state["state"][number])
+
+
+def _as_saved(loaded: Any, saved: Any) -> Any:
+    """Return what was loaded, with each tensor of another dtype as it was saved."""
+    if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return loaded if loaded.dtype is saved.dtype else saved.to(loaded.device)
+    if type(loaded) is not type(saved):
+        return loaded
+    if type(loaded) is dict:
+        return {key: _as_saved(each, saved.get(key)) for key, each in loaded.items()}
+    if type(loaded) in (list, tuple):
+        return type(loaded)(map(_as_saved, loaded, saved))
+    return loaded
 
 
 def _saved(state: Any) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -13,6 +13,7 @@ from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import comm_hook
 from mpidist.frameworks.torch.broadcast import broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
+from mpidist.frameworks.torch.contents import Contents
 from mpidist.frameworks.torch.join import BUFFERS, Joining
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap, trainable
 from mpidist.frameworks.torch.replicas import replicas_of
@@ -28,7 +29,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
     Names and meaning are those of `torch.nn.parallel.DistributedDataParallel`, without process group and devices.  All
     replicas begin with the parameters and buffers of rank 0.  Unlike there, ``state_dict`` is that of the bare module;
-    ``load_state_dict`` takes either.  Parameters that a backward pass does not reach need no mention.
+    ``load_state_dict`` takes either, also as a part of a module around this one.  Parameters that a backward pass does
+    not reach need no mention; those that are thawed, or come before a forward pass, are reduced with the others.
 
     Collective: every rank makes it in the same order, and makes its backward passes in the same order.
 
@@ -68,7 +70,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
     Raises
     ------
     RuntimeError
-        No parameter requires a gradient.
+        No parameter requires a gradient.  Of a later pass, on all ranks: an optimizer's step inside of ``backward()``.
     ValueError
         Gradients that are reduced by something else already, or parameters on several devices, without `staging`.
         Both `compression` and `mixed_precision`.
@@ -128,6 +130,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         )
         self._reduction.comparison = StepComparison(replicas, lambda: list(module.named_parameters()), check_every)
         self._buffers_of_rank_0 = BufferBroadcast(replicas, module)
+        self._contents = Contents(module)
         self._begin(replicas, init_sync)
 
     def _begin(self, replicas: Replicas, init_sync: bool) -> None:
@@ -138,8 +141,12 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns."""
-        if self.broadcast_buffers and self.training and torch.is_grad_enabled() and not self._reduction.is_held:
-            self._share_buffers()
+        if torch.is_grad_enabled():
+            if self.broadcast_buffers and self.training and not self._reduction.is_held:
+                self._share_buffers()
+            if not self._contents.are_as_noted():
+                self._contents.note(self.module)
+                self._reduction.watch()
         return self.module(*args, **kwargs)
 
     def _share_buffers(self) -> None:
@@ -246,10 +253,22 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state of the bare module, or one that PyTorch's own class has saved.  Local."""
-        own = self.module.state_dict().keys()
-        if state_dict and not own & state_dict.keys() and all(name.startswith(_PREFIX) for name in state_dict):
+        if self._is_of_pytorch(state_dict.keys()):
             state_dict = {name.removeprefix(_PREFIX): value for name, value in state_dict.items()}
         return self.module.load_state_dict(state_dict, *args, **kwargs)
+
+    def _is_of_pytorch(self, names: Set[str]) -> bool:
+        """Return whether a state with these names is one that PyTorch's own class has saved."""
+        is_bare = not self.module.state_dict().keys().isdisjoint(names)
+        return bool(names) and not is_bare and all(name.startswith(_PREFIX) for name in names)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Have the modules below find the state of a module around this one, which has the bare names in it."""
+        names = {each.removeprefix(prefix) for each in state_dict if each.startswith(prefix)}
+        if not self._is_of_pytorch(names):
+            for name in names:
+                state_dict[f"{prefix}{_PREFIX}{name}"] = state_dict.pop(prefix + name)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a DistributedDataParallel belongs to its job: save or copy its `module`, or `state_dict()`")

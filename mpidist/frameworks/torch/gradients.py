@@ -30,7 +30,7 @@ _FLAGS = "which gradients there are"
 _NOTHING = nullcontext()
 
 #: How many notes of the caller's go with the flags.
-NOTES = 11
+NOTES = 12
 
 
 class GradientList:

@@ -208,7 +208,8 @@ def reducescatter(
     if compression is not None:
         raise ValueError(f"compression={compression!r}: reducescatter sends values as they are; leave it out")
     found = collectives.reduce_scatter(tensor if prescale_factor == 1.0 else tensor * prescale_factor, op)
-    return found if postscale_factor == 1.0 else found * postscale_factor
+    found = found if postscale_factor == 1.0 else found * postscale_factor
+    return found if found.dtype is tensor.dtype else found.to(tensor.dtype)
 
 
 def _uncoded(reduce: Any, name: str) -> Any:

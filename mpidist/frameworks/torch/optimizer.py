@@ -15,7 +15,7 @@ from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadc
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap, trainable
 from mpidist.frameworks.torch.replicas import replicas_of
-from mpidist.frameworks.torch.steps import prepare_step
+from mpidist.frameworks.torch.steps import prepare_step, watch_others
 from mpidist.frameworks.torch.tensors import Named
 from mpidist.frameworks.torch.unowned_parameters import module_of
 from mpidist.options import ReduceOp
@@ -73,8 +73,10 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         parameters on several devices, without `staging`.
     CollectiveMismatchError
         On all ranks: their parameters differ in number, name, shape or dtype.  Of a later step: their hyperparameters
-        or parameters have other values; the first that differs is named, and the ranks.  Or the model has a new
-        parameter with a gradient that nobody reduces.
+        or parameters have other values; the first that differs is named, and the ranks.  Or the model has a new, or
+        thawed, parameter with a gradient that nobody reduces.
+    RuntimeError
+        On all ranks: a step inside of ``backward()``, as by a hook of a parameter.
     NotImplementedError
         Parameters on a device that is not CUDA's, without `staging`.
     MissingDependencyError
@@ -145,6 +147,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         # hooks, so that they run also where a scheduler has put a function of its own in the place of `step`
         self.register_step_pre_hook(_before_step)
         self.register_step_post_hook(_after_step)
+        watch_others(self._reduction)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, which all replicas have from rank 0.

@@ -34,6 +34,10 @@ class GradientOrigins:
         self._divide([each.optimizer() for each in self._shares])
         self.mark()
 
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Return whether a parameter is one of these."""
+        return any(each is parameter for each in self._parameters)
+
     def take(self, optimizer: Any) -> None:
         """Take note that an optimizer has made a step: it has a share of the parameters."""
         if not any(each.optimizer() is optimizer for each in self._shares):

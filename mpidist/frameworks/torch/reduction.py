@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import is_
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakMethod, WeakSet, ref
 
 import numpy
@@ -30,7 +30,7 @@ from mpidist.compression import Compression
 from mpidist.errors import CollectiveMismatchError, listed, quoted
 from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import crossing
-from mpidist.frameworks.torch.backward import PassWatch
+from mpidist.frameworks.torch.backward import PassWatch, current_pass
 from mpidist.frameworks.torch.comparison import StepComparison, check_equal
 from mpidist.frameworks.torch.gradients import NOTES, GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, Joining
@@ -42,14 +42,14 @@ from mpidist.frameworks.torch.tensors import Named, check_memory
 from mpidist.frameworks.torch.unowned_parameters import UnownedParameters
 
 #: What a replica tells the others with its gradients: its number of steps, modulo this, and of what kind these are.
-_PHASES = NOTES - 7
-_NOT_LEFT, _LEFT, _CHANGED, _MIXED, _TOUCHED, _OWN, _UNOWNED = range(_PHASES, NOTES)
+_PHASES = NOTES - 8
+_NOT_LEFT, _LEFT, _CHANGED, _MIXED, _TOUCHED, _OWN, _UNOWNED, _INSIDE = range(_PHASES, NOTES)
 
 #: What users may ask for: sums begin in the backward pass where that is a gain, or never.
 _OVERLAPS = ("auto", "none")
 
-#: By the id of a parameter: itself, what reduces its gradient, and how that is called.
-_owners: dict[int, tuple[ref[torch.Tensor], ref[Any], str]] = {}
+#: By the id of a parameter: itself, and what reduces its gradient.
+_owners: dict[int, tuple[ref[torch.Tensor], ref[GradientReduction]]] = {}
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class _Given:
     is_touched: bool = False
     #: The user's own gradients, of no pass.
     is_own: bool = False
+    #: Nothing that counts: a step was to be made inside of a pass.
+    is_inside: bool = False
     #: Nothing: this replica has run out of rows, and follows others.
     is_joined: bool = False
 
@@ -129,17 +131,15 @@ class GradientReduction:
         self.overlap: Overlap | None = None
         self.has_overlapped = False
         self._bind(trainable(named()))
+        self.watch()
 
     def _bind(self, named: Sequence[Named]) -> GradientList:
-        """Return the list of these parameters, which are watched from now on."""
+        """Return the list of these parameters, whose gradients nobody else reduces from now on."""
         if not named:
             raise ValueError(f"{self.owner} has no parameter that requires a gradient")
         check_memory(named, self._staging)
-        new = [pair for pair in named if not self._is_hooked(pair[1])]
-        for name, parameter in new:
+        for name, parameter in named:
             _own(name, parameter, self)
-            self._hooked[id(parameter)] = ref(parameter)
-        self._watch.watch(parameter for _, parameter in new)
         names, parameters = zip(*named, strict=True)
         if self._list is not None and names != tuple(self._list.names):
             self._sparse = frozenset()  # numbers of another list
@@ -156,6 +156,17 @@ class GradientReduction:
         self._times = StepTimes()
         self._origins.bind(parameters)
         return self._list
+
+    def watch(self) -> None:
+        """Watch the parameters that there are now; also those that are frozen, which may be thawed.  Local."""
+        for _, each in self._named():
+            if not self._is_hooked(each) and _may_have_gradient(each):
+                self._hook(each)
+
+    def _hook(self, parameter: torch.Tensor) -> None:
+        self._watch.watch(parameter)
+        key, hooked = id(parameter), self._hooked
+        hooked[key] = ref(parameter, lambda _: hooked.pop(key, None))
 
     def _is_hooked(self, parameter: torch.Tensor) -> bool:
         found = self._hooked.get(id(parameter))
@@ -177,12 +188,14 @@ class GradientReduction:
         assert bound is not None
         if len(now) == len(bound.parameters) and all(map(is_, [each for _, each in now], bound.parameters)):
             return bound
-        if new := [pair for pair in now if not self._is_hooked(pair[1])]:
+        if new := [pair for pair in now if _owner_of(pair[1]) is not self]:
             check_equal(self.replicas, self.owner, new)
+        self.watch()
         return self._bind(now)
 
     def adopt(self) -> None:
         """Reduce, from now on, the gradients of the parameters that there are now.  Collective."""
+        self.watch()
         self._current()
 
     def compress(self, compression: Compression | None) -> None:
@@ -198,10 +211,26 @@ class GradientReduction:
 
     # -- when ---------------------------------------------------------------------------------------------------------
 
-    def begin_backward(self, parameter: torch.Tensor) -> None:
-        """Look whether gradients were cleared before the pass that has just given this parameter's."""
+    def begin_backward(self, parameter: torch.Tensor) -> bool:
+        """Look whether gradients were cleared before the pass that has just given this parameter's.
+
+        Returns whether that is reduced here.
+        """
+        owner = _owner_of(parameter)
+        if owner is not self and not (owner is None and self._take_up(parameter)):
+            return False
         if self._origins.begin(parameter, self._watch.is_open):
             self.parts.clear()
+        return True
+
+    def _take_up(self, parameter: torch.Tensor) -> bool:
+        """Return whether a parameter that was thawed, or came later, is reduced with the others from now on."""
+        now = [each for _, each in trainable(self._named())]
+        if not any(each is parameter for each in now):
+            return False
+        if not self._origins.has(parameter):
+            self._origins.bind(now)
+        return True
 
     def end_backward(self) -> None:
         """Reduce the gradients if this was the last pass before a step."""
@@ -229,6 +258,8 @@ class GradientReduction:
         """
         if self.is_skipped and not is_asked:
             return
+        if self.replicas.size > 1 and self._watch.is_inside():
+            self.reduce(_Given(is_inside=True))  # which raises
         origins, is_mixed = self._origins, self._origins.is_mixed(optimizer)
         if origins.has_local:
             # a GradScaler has looked for infinities among gradients of this replica
@@ -239,6 +270,21 @@ class GradientReduction:
             left = MarkState.REPLACED if origins.is_new else origins.left(optimizer)
             is_own = left in (MarkState.REPLACED, MarkState.CHANGED) and not is_asked
             self.reduce(_Given(left, is_mixed, is_own=is_own))
+
+    def is_concerned(self, optimizer: Any) -> bool:
+        """Return whether an optimizer takes what nobody reduces, or, in a pass, what is reduced here.  Local."""
+        return (current_pass() >= 0 and self.takes(optimizer)) or len(self._unowned_of(optimizer)) > 0
+
+    def before_other(self, optimizer: Any) -> None:
+        """Raise on all replicas as a step of an optimizer that is not distributed concerns this.  Collective."""
+        if unowned := self._unowned_of(optimizer):
+            self._refuse(unowned)
+        self.before_step(optimizer)
+
+    def _unowned_of(self, optimizer: Any) -> list[str]:
+        """Return what to say of an optimizer's parameters that nobody reduces."""
+        taken = {id(each) for group in optimizer.param_groups for each in group["params"]} if self._unowned else set()
+        return [told for each in self._unowned if (told := each.found(taken))]
 
     def _is_stepped(self, optimizer: Any) -> bool:
         return len(self._stepped) > 0 if optimizer is None else optimizer in self._stepped
@@ -262,7 +308,11 @@ class GradientReduction:
 
     def takes(self, optimizer: Any) -> bool:
         """Return whether an optimizer changes parameters whose gradients are reduced here.  Local."""
-        return any(self._is_hooked(each) for group in optimizer.param_groups for each in group["params"])
+        return any(
+            self._is_hooked(each) and (_owner_of(each) is self or (each.requires_grad and _owner_of(each) is None))
+            for group in optimizer.param_groups
+            for each in group["params"]
+        )
 
     def restart(self) -> None:
         """Count steps from the beginning, after each rank has made its own number of them.  Local."""
@@ -290,6 +340,8 @@ class GradientReduction:
             sparse = self._reduced(bound, op, scale, compared, is_at_end)
         if compared is not None:
             compared.are_compared()
+        if notes[_INSIDE]:
+            self._refuse_inside(given.is_inside)
         if notes[_UNOWNED]:
             self._refuse(unowned)
         if notes[_TOUCHED]:
@@ -365,18 +417,30 @@ class GradientReduction:
         notes[_TOUCHED] = given.is_touched and self.replicas.size > 1
         notes[_OWN] = is_own
         notes[_UNOWNED] = is_unowned
+        notes[_INSIDE] = given.is_inside
 
     def follow(self) -> None:
         """Take part in the others' reduction, with no rows.  Collective."""
         self.reduce(_Given(is_joined=True))
 
-    def _refuse(self, unowned: Sequence[str]) -> None:
+    def _refuse_inside(self, is_inside: bool) -> NoReturn:
+        """Raise on all replicas, as on some a step was to be made inside of a backward pass.  Collective."""
+        told = self.replicas.communicator.exchange(b"inside" if is_inside else b"", "steps inside of backward()")
+        raise RuntimeError(
+            f"{self.owner}: an optimizer's step was called inside of backward(), as by a hook of a parameter, on rank "
+            f"{_ranks(told)} of {self.replicas.size}; the gradients of a pass are reduced over the ranks at its end. "
+            "Call step() behind backward(), and leave out the hook. Where the hook itself reduces the gradient, put "
+            "no_sync() and skip_synchronize() around backward()"
+        )
+
+    def _refuse(self, unowned: Sequence[str]) -> NoReturn:
         """Raise on all replicas, as some have parameters with gradients that nobody reduces.  Collective."""
         told = self.replicas.communicator.exchange("; ".join(unowned).encode(), "parameters that nobody reduces")
+        first = next(filter(None, told)).decode()
         raise CollectiveMismatchError(
-            f"{self.owner}: the model has parameters whose gradients nobody reduces, as they came after the optimizer "
-            f"was distributed: rank {_ranks(told)} of {self.replicas.size} {next(filter(None, told)).decode()}. Change "
-            "the model before that, or give the new parameters to the optimizer on all ranks: "
+            f"{self.owner}: the model has parameters whose gradients nobody reduces, as they came, or were thawed, "
+            f"after the optimizer was distributed: rank {_ranks(told)} of {self.replicas.size} {first}. "
+            "Change the model before that, or give these parameters to the optimizer on all ranks: "
             "optimizer.add_param_group({'params': [...]}). Where only values change, write them into the parameter "
             "that is there: with torch.no_grad(): parameter.copy_(values). What is not to be trained has "
             "requires_grad=False"
@@ -562,6 +626,13 @@ def _ranks(told: Sequence[bytes]) -> str:
     return listed(str(rank) for rank, each in enumerate(told) if each)
 
 
+def _may_have_gradient(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter may have a gradient, now or when it is thawed."""
+    if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin) or parameter.is_inference():
+        return False
+    return parameter.is_leaf and (parameter.is_floating_point() or parameter.is_complex())
+
+
 def _put_aside(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the parameters that have gradients, with these, and leave them without."""
     found = [(each, each.grad) for each in parameters if each.grad is not None]
@@ -578,22 +649,23 @@ def _put_back(aside: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 def _own(name: str, parameter: torch.Tensor, reduction: GradientReduction) -> None:
     """Take note who reduces a parameter's gradient; ValueError if somebody else does already."""
     other = _owner_of(parameter)
+    if other is reduction:
+        return
     if other is not None:
         gc.collect()  # it may have been dropped
         other = _owner_of(parameter)
     if other is not None:
         raise ValueError(
-            f"{reduction.owner}: the gradient of {name!r} is reduced by {other} already; use one of the two"
+            f"{reduction.owner}: the gradient of {name!r} is reduced by {other.owner} already; use one of the two"
         )
     key = id(parameter)
-    _owners[key] = ref(parameter, lambda _: _owners.pop(key, None)), ref(reduction), reduction.owner
+    _owners[key] = ref(parameter, lambda _: _owners.pop(key, None)), ref(reduction)
 
 
 def _is_owned(parameter: torch.Tensor | None) -> bool:
     return parameter is not None and _owner_of(parameter) is not None
 
 
-def _owner_of(parameter: torch.Tensor) -> str | None:
+def _owner_of(parameter: torch.Tensor) -> GradientReduction | None:
     found = _owners.get(id(parameter))
-    is_owned = found is not None and found[0]() is parameter and found[1]() is not None
-    return found[2] if found is not None and is_owned else None
+    return found[1]() if found is not None and found[0]() is parameter else None

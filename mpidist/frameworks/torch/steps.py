@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet, finalize, ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-if TYPE_CHECKING:
-    from mpidist.frameworks.torch.reduction import GradientReduction
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 
 
 def watch_steps(reducer: GradientReduction) -> None:
@@ -34,6 +34,25 @@ def watch_steps(reducer: GradientReduction) -> None:
 
     for handle in (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)):
         finalize(reducer, handle.remove)
+
+
+def watch_others(reducer: GradientReduction) -> None:
+    """Tell a reducer of steps by optimizers that are not distributed, where these concern it."""
+    found = ref(reducer)
+
+    def concerned(optimizer: Any) -> GradientReduction | None:
+        known = found()
+        return known if known is not None and known.is_concerned(optimizer) else None
+
+    def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if isinstance(optimizer, GradientOwner) or concerned(optimizer) is None:
+            return
+        gc.collect()  # the reducer may have been dropped
+        known = concerned(optimizer)
+        if known is not None:
+            known.before_other(optimizer)
+
+    finalize(reducer, register_optimizer_step_pre_hook(before).remove)
 
 
 def prepare_step(reducer: GradientReduction, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
