@@ -83,11 +83,6 @@ def from_batch(batch: Any) -> Any:
     return leaf_array(batch)
 
 
-def dtype_names(structure: Any) -> Any:
-    """Return `structure` with the name of its dtype in place of every leaf.  Local."""
-    return map_leaves(dtype_name, structure)
-
-
 def known_dtypes(structure: Any) -> dict[str, str]:
     """Return the name of the dtype of every array by its place, without arrays that have masked values only.  Local.
 
