@@ -96,11 +96,11 @@ def parser() -> Parser:
         "Look for what is wrong, a line a finding: ok, warn or FAIL, and the command that mends it. Under mpirun and "
         "srun all ranks look, and one page is printed."
     )
-    found = Parser("doctor", what, _EXAMPLES)
-    found.add_argument("--folder", default=".", metavar="DIR", help="where checkpoints are to be (the current folder)")
-    found.add_argument("--launch", action="store_true", help="start two ranks of mpidist run, and look at them too")
-    found.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return found
+    parser = Parser("doctor", what, _EXAMPLES)
+    parser.add_argument("--folder", default=".", metavar="DIR", help="where checkpoints are to be (the current folder)")
+    parser.add_argument("--launch", action="store_true", help="start two ranks of mpidist run, and look at them too")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    return parser
 
 
 def diagnose(case: Case) -> list[Finding]:

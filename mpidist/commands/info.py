@@ -60,11 +60,11 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> Parser:
     """Return the parser of ``mpidist info``'s arguments."""
-    found = Parser(
+    parser = Parser(
         "info", "Print one page about this machine. Under mpirun it shows the world of all ranks, once.", _EXAMPLES
     )
-    found.add_argument("--json", action="store_true", help="print the page as JSON")
-    return found
+    parser.add_argument("--json", action="store_true", help="print the page as JSON")
+    return parser
 
 
 def render(rows: Iterable[Row]) -> str:

@@ -347,7 +347,7 @@ class Store:
     ) -> list[tuple[StoredVariable, Any, Any]]:
         """Return the rows that pushes carry: variable, numbers of rows, rows, each row once."""
         places = [plan.row_places(counts) for counts, *_ in pushed]
-        found = []
+        pushed_rows = []
         for number, spec in enumerate(plan.sparse):
             parts = [
                 _rows_of(plan, spec, payload, *place[number])
@@ -359,8 +359,8 @@ class Store:
                 indices, values = (numpy.concatenate(each) for each in zip(*parts, strict=True))
                 joined = IndexedSlices(values, indices, spec.shape).coalesced()
                 indices, values = joined.indices, joined.values / joined.dtype.type(len(parts))
-            found.append((self.variables[spec.key], indices, values))
-        return found
+            pushed_rows.append((self.variables[spec.key], indices, values))
+        return pushed_rows
 
 
 def _rows_of(plan: PushPlan, spec: VariableSpec, payload: Any, numbers: slice, where: slice) -> tuple[Any, Any]:
