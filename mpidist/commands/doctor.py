@@ -86,7 +86,8 @@ def main(argv: Sequence[str]) -> int:
     if options.launch:
         tried = _launch(options.folder)
         names = {finding.check for finding in tried}
-        findings = sorted([*tried, *(each for each in findings if each.check not in names)], key=_place)
+        findings = [*tried, *(each for each in findings if each.check not in names)]
+        findings.sort(key=lambda finding: list(CHECKS).index(finding.check))
     return _print(findings, options.json)
 
 
@@ -193,10 +194,6 @@ def _launch(folder: str) -> list[Finding]:
     else:
         return [Finding(**each) for each in page["findings"]]
     return [fail(f"mpidist run: {problem}", "mpidist run -n 2 -m mpidist doctor").named("world")]
-
-
-def _place(finding: Finding) -> int:
-    return list(CHECKS).index(finding.check)
 
 
 def _print(findings: Sequence[Finding], as_json: bool) -> int:

@@ -148,7 +148,8 @@ def all_reduces() -> list[str]:
             return [render([("all-reduce", "by a fixed table, since MPIDIST_DETERMINISTIC is set")])]
         if detect_launcher() is None or world().transport.size == 1:
             found, problems = stored(where)
-            records = [record for record in found if platform.node() in map(_host, record.hosts)]
+            # a host has the number of its virtual node behind its name
+            records = [one for one in found if platform.node() in (host.partition("#")[0] for host in one.hosts)]
             default = f"by a table; nothing was measured on this host yet: mpidist tune -n 2 does so ({where})"
         else:
             communicator = Communicator(world())
@@ -161,11 +162,6 @@ def all_reduces() -> list[str]:
     pages = [f"all-reduces of {page(record)}" for record in records]
     pages += [render([("all-reduce", f"{problem}; mpidist tune measures anew")]) for problem in problems]
     return pages or [render([("all-reduce", default)])]
-
-
-def _host(name: str) -> str:
-    """Return a host's name without the number of its virtual node."""
-    return name.partition("#")[0]
 
 
 def machine_rows() -> list[Row]:

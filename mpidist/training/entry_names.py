@@ -43,7 +43,8 @@ def decoded(name: str) -> str:
     """Return the name of which `coded` and `coded_attribute` made this one.  Local."""
     if "%" not in name:
         return name
-    return "/".join("" if part == _NOTHING else _CODE.sub(_decoded, part) for part in name.split("/"))
+    parts = ("" if part == _NOTHING else part for part in name.split("/"))
+    return "/".join(_CODE.sub(lambda code: _CHARACTERS.get(code[0], ""), part) for part in parts)
 
 
 def shortened(name: str) -> str:
@@ -55,7 +56,3 @@ def _coded_part(part: str) -> str:
     if part in (".", ".."):
         return part.replace(".", "%2E")
     return part.replace("%", "%25").replace("\0", "%00") or _NOTHING
-
-
-def _decoded(match: re.Match[str]) -> str:
-    return _CHARACTERS.get(match[0], "")
