@@ -273,7 +273,8 @@ class Store:
         copy = -1
         try:
             if not update.is_empty:
-                begun += self._in_place(target.plan)
+                if self.buffers.count == 1:  # in place
+                    begun += [spec.key for spec in target.plan.dense if spec.key not in self._tables]
                 copy = update.write(payload, rate, scale, steps)
             for variable, indices, values in tables:
                 begun.append(variable.spec.key)
@@ -293,10 +294,6 @@ class Store:
         optimizer.require_whole()
         if self._torn:
             self.require_whole([spec.key for spec in (*plan.dense, *plan.sparse)])
-
-    def _in_place(self, plan: PushPlan) -> list[Key]:
-        """Return the variables of a plan of which there is one copy, but for tables."""
-        return [spec.key for spec in plan.dense if spec.key not in self._tables] if self.buffers.count == 1 else []
 
     def _break_off(self, optimizer: StoredOptimizer, begun: list[Key], cause: str) -> None:
         """Take note of what an update that has raised may have changed in place."""
