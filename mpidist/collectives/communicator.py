@@ -230,7 +230,7 @@ class Communicator:
 
         Collective: every rank calls it in the same order.
         """
-        self.bindings.call(("barrier", what), _compared, (self, what), None, timeout_seconds)
+        self.bindings.call(("barrier", what), lambda: Once(self, Call(what)), (), None, timeout_seconds)
 
     def exchange(self, payload: bytes, what: str = "exchange", timeout_seconds: float | None = None) -> list[bytes]:
         """Return the small byte string that every rank gave, in rank order; for agreement, not for data.
@@ -563,11 +563,6 @@ class Communicator:
 
     def _as_array(self, array: Any) -> Any:
         return array if type(array) is numpy.ndarray else self._arrays.checked(array)
-
-
-def _compared(ranks: Communicator, what: str) -> Bound:
-    """Return a call that moves nothing."""
-    return Once(ranks, Call(what))
 
 
 def _lanes(world: World) -> Lanes | None:

@@ -237,11 +237,13 @@ class Recent:
 
         Collective: every rank calls it in the same order.  Parameters and errors as for a call of `Engine`.
         """
-        if self._in_shared_memory:
-            buffers = self._buffers(tensors)
-            if buffers is not None:
+        if self._in_shared_memory and len(tensors):
+            buffers = self._in_shared_memory.get(id(tensors[0]))
+            if buffers is not None and buffers.holds(tensors):
                 results = buffers.reduced(self.op, self.timeout_seconds)
-                return [_alone(*each) for each in enumerate(results)] if self.is_packed else results
+                if not self.is_packed:
+                    return results
+                return [Packed((at,), (0, each.size), each.reshape(-1)) for at, each in enumerate(results)]
         last = self._last.get(len(tensors))
         bound = None if last is None else last()
         if bound is None or bound.question.names != names:
@@ -273,13 +275,3 @@ class Recent:
         bound = bind_list(self._ranks, tensors, unfit.question, self.timeout_seconds, in_memory_order=False)
         bound.key = unfit.question.key(tensors)
         return self.reduce_by(bound, tensors, names)
-
-    def _buffers(self, tensors: Sequence[Any]) -> Any:
-        """Return the gradient buffers that these tensors are, if they are."""
-        found = self._in_shared_memory.get(id(tensors[0])) if len(tensors) else None
-        return found if found is not None and found.holds(tensors) else None
-
-
-def _alone(position: int, tensor: Any) -> Packed:
-    """Return a reduced tensor that lies by itself."""
-    return Packed((position,), (0, tensor.size), tensor.reshape(-1))

@@ -75,14 +75,14 @@ class Timing:
 def parser() -> Parser:
     """Return the parser of ``mpidist bench``'s arguments."""
     what = "Measure all-reduces of arrays and of a list of gradients, by mpidist and by MPI's Allreduce."
-    found = Parser("bench", what, _EXAMPLES)
-    add = found.add_argument
+    parser = Parser("bench", what, _EXAMPLES)
+    add = parser.add_argument
     add("-n", dest="ranks", type=count, metavar="RANKS", help=f"start so many ranks ({_RANKS})")
     add("--sizes", nargs="*", type=_size, default=_SIZES, metavar="BYTES", help="of single arrays: 4 64KiB 16MiB")
     add("--no-list", action="store_true", help="leave the list of gradients out")
     add("--rounds", type=count, default=21, metavar="N", help="turns of each (21)")
     add("--json", type=_writable, metavar="FILE", help="write what was measured")
-    return found
+    return parser
 
 
 def _size(text: str) -> int:

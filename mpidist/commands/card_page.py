@@ -54,30 +54,30 @@ def ask_cuda(timeout_seconds: float = 60.0) -> dict[str, Any]:
 
 
 def card_rows(
-    found: Mapping[str, Any], environ: Mapping[str, str] = os.environ, driver_file: str = "/proc/driver/nvidia/version"
+    cuda: Mapping[str, Any], environ: Mapping[str, str] = os.environ, driver_file: str = "/proc/driver/nvidia/version"
 ) -> list[Row]:
     """Return the lines about GPUs; Local.
 
-    `found` is that of `ask_cuda`; `environ` has variables of CUDA and NCCL, `driver_file` the driver's version.
+    `cuda` is that of `ask_cuda`; `environ` has variables of CUDA and NCCL, `driver_file` the driver's version.
     """
-    error = found.get("error", "")
-    if "cupy" not in found:
+    error = cuda.get("error", "")
+    if "cupy" not in cuda:
         why = "not installed" if "No module" in error else f"cannot be used ({error})"
         return [("CuPy", f"{why}, needed for arrays in GPU memory only: {GET_CUPY}"), ("GPUs", _by_the_driver())]
     return [
-        ("CuPy", found["cupy"]),
-        ("CUDA", _cuda(found, driver_file)),
-        ("NCCL", _nccl(found)),
-        *_sharing(found, environ),
-        *_cards(found, environ),
+        ("CuPy", cuda["cupy"]),
+        ("CUDA", _cuda(cuda, driver_file)),
+        ("NCCL", _nccl(cuda)),
+        *_sharing(cuda, environ),
+        *_cards(cuda, environ),
     ]
 
 
-def _cuda(found: Mapping[str, Any], driver_file: str) -> str:
-    runtime = _dotted_cuda(found.get("cuda", 0))
-    if not found.get("driver"):
+def _cuda(cuda: Mapping[str, Any], driver_file: str) -> str:
+    runtime = _dotted_cuda(cuda.get("cuda", 0))
+    if not cuda.get("driver"):
         return f"runtime {runtime}; no driver"
-    return f"driver {_driver_version(driver_file)}for CUDA {_dotted_cuda(found['driver'])}; runtime {runtime}"
+    return f"driver {_driver_version(driver_file)}for CUDA {_dotted_cuda(cuda['driver'])}; runtime {runtime}"
 
 
 def _driver_version(driver_file: str) -> str:
@@ -94,23 +94,23 @@ def _dotted_cuda(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}" if number else "unknown"
 
 
-def _nccl(found: Mapping[str, Any]) -> str:
-    if "nccl" in found:
-        return dotted_nccl(found["nccl"])
-    major = found.get("cuda", 0) // 1000 or 13
-    why = found.get("no_nccl", "unknown")
+def _nccl(cuda: Mapping[str, Any]) -> str:
+    if "nccl" in cuda:
+        return dotted_nccl(cuda["nccl"])
+    major = cuda.get("cuda", 0) // 1000 or 13
+    why = cuda.get("no_nccl", "unknown")
     return f"not usable ({why}), so sums go through the host: pip install nvidia-nccl-cu{major}"
 
 
-def _sharing(found: Mapping[str, Any], environ: Mapping[str, str]) -> list[Row]:
-    if "nccl" not in found:
+def _sharing(cuda: Mapping[str, Any], environ: Mapping[str, str]) -> list[Row]:
+    if "nccl" not in cuda:
         return []
-    problem = sharing_problem(found["nccl"], environ)
+    problem = sharing_problem(cuda["nccl"], environ)
     return [("several ranks on a card", f"not by NCCL, but through the host: {problem}" if problem else "by NCCL")]
 
 
-def _cards(found: Mapping[str, Any], environ: Mapping[str, str]) -> list[Row]:
-    cards, error = found.get("cards"), found.get("error", "")
+def _cards(cuda: Mapping[str, Any], environ: Mapping[str, str]) -> list[Row]:
+    cards, error = cuda.get("cards"), cuda.get("error", "")
     if cards is None:
         return [("GPUs", f"CUDA shows none ({error})")]
     shown = environ.get("CUDA_VISIBLE_DEVICES")
@@ -122,7 +122,7 @@ def _cards(found: Mapping[str, Any], environ: Mapping[str, str]) -> list[Row]:
     ]
     if error:
         return [*rows, ("asking them failed", error)]
-    return rows + ([("GPU to GPU", _peers(found["apart"]))] if len(cards) > 1 else [])
+    return rows + ([("GPU to GPU", _peers(cuda["apart"]))] if len(cards) > 1 else [])
 
 
 def _peers(apart: Sequence[Sequence[int]]) -> str:

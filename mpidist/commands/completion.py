@@ -32,9 +32,9 @@ _JOB_WORDS = f"""_mpidist_words() {{
 
 def parser() -> Parser:
     """Return the parser of ``mpidist completion``'s arguments."""
-    found = Parser("completion", "Print a script by which a shell completes commands and options.", _EXAMPLES)
-    found.add_argument("shell", choices=("bash", "zsh"), nargs="?", default="bash", help="whose script (bash)")
-    return found
+    parser = Parser("completion", "Print a script by which a shell completes commands and options.", _EXAMPLES)
+    parser.add_argument("shell", choices=("bash", "zsh"), nargs="?", default="bash", help="whose script (bash)")
+    return parser
 
 
 def main(argv: Sequence[str]) -> int:

@@ -86,7 +86,8 @@ def main(argv: Sequence[str]) -> int:
     if options.launch:
         tried = _launch(options.folder)
         names = {finding.check for finding in tried}
-        findings = sorted([*tried, *(each for each in findings if each.check not in names)], key=_place)
+        findings = [*tried, *(each for each in findings if each.check not in names)]
+        findings.sort(key=lambda finding: list(CHECKS).index(finding.check))
     return _print(findings, options.json)
 
 
@@ -96,11 +97,11 @@ def parser() -> Parser:
         "Look for what is wrong, a line a finding: ok, warn or FAIL, and the command that mends it. Under mpirun and "
         "srun all ranks look, and one page is printed."
     )
-    found = Parser("doctor", what, _EXAMPLES)
-    found.add_argument("--folder", default=".", metavar="DIR", help="where checkpoints are to be (the current folder)")
-    found.add_argument("--launch", action="store_true", help="start two ranks of mpidist run, and look at them too")
-    found.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return found
+    parser = Parser("doctor", what, _EXAMPLES)
+    parser.add_argument("--folder", default=".", metavar="DIR", help="where checkpoints are to be (the current folder)")
+    parser.add_argument("--launch", action="store_true", help="start two ranks of mpidist run, and look at them too")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    return parser
 
 
 def diagnose(case: Case) -> list[Finding]:
@@ -193,10 +194,6 @@ def _launch(folder: str) -> list[Finding]:
     else:
         return [Finding(**each) for each in page["findings"]]
     return [fail(f"mpidist run: {problem}", "mpidist run -n 2 -m mpidist doctor").named("world")]
-
-
-def _place(finding: Finding) -> int:
-    return list(CHECKS).index(finding.check)
 
 
 def _print(findings: Sequence[Finding], as_json: bool) -> int:

@@ -60,11 +60,11 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> Parser:
     """Return the parser of ``mpidist info``'s arguments."""
-    found = Parser(
+    parser = Parser(
         "info", "Print one page about this machine. Under mpirun it shows the world of all ranks, once.", _EXAMPLES
     )
-    found.add_argument("--json", action="store_true", help="print the page as JSON")
-    return found
+    parser.add_argument("--json", action="store_true", help="print the page as JSON")
+    return parser
 
 
 def render(rows: Iterable[Row]) -> str:
@@ -148,7 +148,8 @@ def all_reduces() -> list[str]:
             return [render([("all-reduce", "by a fixed table, since MPIDIST_DETERMINISTIC is set")])]
         if detect_launcher() is None or world().transport.size == 1:
             found, problems = stored(where)
-            records = [record for record in found if platform.node() in map(_host, record.hosts)]
+            # a host has the number of its virtual node behind its name
+            records = [one for one in found if platform.node() in (host.partition("#")[0] for host in one.hosts)]
             default = f"by a table; nothing was measured on this host yet: mpidist tune -n 2 does so ({where})"
         else:
             communicator = Communicator(world())
@@ -161,11 +162,6 @@ def all_reduces() -> list[str]:
     pages = [f"all-reduces of {page(record)}" for record in records]
     pages += [render([("all-reduce", f"{problem}; mpidist tune measures anew")]) for problem in problems]
     return pages or [render([("all-reduce", default)])]
-
-
-def _host(name: str) -> str:
-    """Return a host's name without the number of its virtual node."""
-    return name.partition("#")[0]
 
 
 def machine_rows() -> list[Row]:

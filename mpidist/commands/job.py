@@ -46,21 +46,21 @@ class Job:
 
 def parser() -> Parser:
     """Return the parser of ``mpidist job``'s arguments."""
-    found = Parser(
+    parser = Parser(
         "job",
         f"Print the script of a batch job, for {', '.join(SCHEDULERS)}.",
         _EXAMPLES,
         usage="mpidist job SCHEDULER [options] SCRIPT [-- arguments] | status|logs|cancel [JOB] | --show-site",
         argument_default=argparse.SUPPRESS,
     )
-    add = found.add_argument
+    add = parser.add_argument
     add("words", nargs="*", metavar="SCHEDULER SCRIPT", help="who runs the job, and a Python file")
     for name, option in OPTIONS.items():
         add(f"--{name}", action="append", metavar=option.metavar, help=option.what, dest=name)
     add("-o", "--output", default=None, metavar="FILE", help="write the script there; a file that differs is kept")
     add("--submit", action="store_true", default=False, help="write the script (NAME.sh), and submit it")
-    add_site_options(found)
-    return found
+    add_site_options(parser)
+    return parser
 
 
 def main(argv: Sequence[str]) -> int:

@@ -18,10 +18,10 @@ _EXAMPLES = """examples:
 def parser() -> Parser:
     """Return the parser of ``mpidist report``'s arguments."""
     what = "Make the page about a training from what its ranks have noted for mpidist.callbacks.Report(FOLDER)."
-    found = Parser("report", what, _EXAMPLES)
-    found.add_argument("folder", nargs="?", metavar="FOLDER", help="of the callback")
-    found.add_argument("--output", metavar="FILE", help=f"the page (FOLDER/{page.NAME})")
-    return found
+    parser = Parser("report", what, _EXAMPLES)
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="of the callback")
+    parser.add_argument("--output", metavar="FILE", help=f"the page (FOLDER/{page.NAME})")
+    return parser
 
 
 def main(argv: Sequence[str]) -> int:

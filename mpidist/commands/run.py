@@ -77,20 +77,20 @@ and the exit status that it asks for is that of mpidist run.
 
 def parser() -> Parser:
     """Return the parser of ``mpidist run``'s arguments."""
-    found = Parser(
+    parser = Parser(
         "run",
         "Start a program on RANKS ranks with the mpirun that belongs to mpi4py.",
         _EXAMPLES,
         usage="mpidist run -n RANKS [options] PROGRAM [arguments] | -m MODULE [arguments]",
         argument_default=argparse.SUPPRESS,
     )
-    add = found.add_argument
+    add = parser.add_argument
     add("-n", "-np", "--ranks", type=count, metavar="RANKS", help="how many ranks")
-    hosts = found.add_mutually_exclusive_group()
+    hosts = parser.add_mutually_exclusive_group()
     hosts.add_argument("--hosts", metavar="LIST", help="where: node1:4,node2:4; without numbers, the same on each")
     hosts.add_argument("--hostfile", metavar="FILE", help="the same, a line a host: node1:4, or node1 places=4")
     add("-x", action="append", metavar="NAME[=VALUE]", help="a variable for the ranks, also on other hosts")
-    output = found.add_mutually_exclusive_group()
+    output = parser.add_mutually_exclusive_group()
     output.add_argument("--tag", action="store_true", help="begin each line of a rank with its number: [3] ...")
     output.add_argument("--log-dir", metavar="DIR", help="what rank 3 prints goes to the end of DIR/rank3.log")
     add("--timeout", type=duration, metavar="TIME", help="end the job after so long, 90 or 5m, with status 124")
@@ -99,10 +99,10 @@ def parser() -> Parser:
     add("--launcher-args", metavar="'...'", help="for mpirun, as one word: --launcher-args='--mca btl ^tcp'")
     add("--dry-run", action="store_true", default=False, help="print the command line instead of running it")
     add("--quiet", action="store_true", help="do not say what was added to the command line, and why")
-    add_site_options(found)
+    add_site_options(parser)
     add("-m", dest="module", default=None, nargs=argparse.REMAINDER, help="run a module, as python -m does")
     add("program", nargs=argparse.REMAINDER, help="a .py file or any program, and its arguments")
-    return found
+    return parser
 
 
 def words_for(ranks: int, *command: str) -> list[str]:

@@ -57,12 +57,12 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> Parser:
     """Return the parser of ``mpidist simulate``'s arguments."""
     what = "Play the schedules of a collective with a clock for every rank, on links with the given figures."
-    found = Parser("simulate", what, _EXAMPLES)
-    add = found.add_argument
+    parser = Parser("simulate", what, _EXAMPLES)
+    add = parser.add_argument
     add("--networks", action="store_true", help="list the networks whose figures are known, with their sources")
     add("--measure", action="store_true", help="under mpidist run: calibrate, predict, and measure on these ranks")
     add("--json", action="store_true", help="print JSON")
-    job = found.add_argument_group("the job")
+    job = parser.add_argument_group("the job")
     job.add_argument("--nodes", type=quantities.count, default=2, help="nodes (2)")
     job.add_argument("--ranks-per-node", type=quantities.count, default=8, help="ranks on each node (8)")
     job.add_argument("--hosts", help="in place of these: hosts with their ranks, such as n[1-4]:8,big:16")
@@ -70,14 +70,14 @@ def parser() -> Parser:
     job.add_argument("--bytes", type=quantities.nbytes, default=100_000_000, help="the buffer (100MB)")
     job.add_argument("--collective", choices=COLLECTIVES, default="all_reduce", help="which one (all_reduce)")
     job.add_argument("--algorithm", action="append", help="only this one; may be given several times")
-    _add_links(found.add_argument_group("the links"))
-    noise = found.add_argument_group("noise")
+    _add_links(parser.add_argument_group("the links"))
+    noise = parser.add_argument_group("noise")
     noise.add_argument("--jitter", type=_spread, help="spread of the log-normal factor of each rank's rounds")
     noise.add_argument("--seed", type=int, default=0, help="of the jitter")
-    drawn = found.add_argument_group("a plot")
+    drawn = parser.add_argument_group("a plot")
     drawn.add_argument("--plot", metavar="FILE", help="draw the time of every algorithm (needs matplotlib)")
     drawn.add_argument("--against", choices=("bytes", "ranks"), default="bytes", help="what stands on the axis (bytes)")
-    return found
+    return parser
 
 
 def _add_links(group: Any) -> None:

@@ -109,7 +109,7 @@ def _is_crowded(communicator: Communicator) -> bool:
     return communicator.control.pause is not None
 
 
-def _as_json(communicator: Communicator, model: CostModel, found: Sequence[Comparison]) -> str:
+def _as_json(communicator: Communicator, model: CostModel, comparisons: Sequence[Comparison]) -> str:
     return json.dumps(
         {
             "command": ["run", "-n", str(communicator.size), "-m", "mpidist", *sys.argv[1:]],
@@ -119,8 +119,8 @@ def _as_json(communicator: Communicator, model: CostModel, found: Sequence[Compa
             "oversubscribed": _is_crowded(communicator),
             "model": asdict(model),
             "target": TARGET,
-            "verdict": verdict(found, _is_crowded(communicator)),
-            "comparisons": [{**asdict(each), "deviation": each.deviation} for each in found],
+            "verdict": verdict(comparisons, _is_crowded(communicator)),
+            "comparisons": [{**asdict(each), "deviation": each.deviation} for each in comparisons],
         },
         indent=2,
     )

@@ -62,12 +62,12 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> Parser:
     """Return the parser of ``mpidist trace``'s arguments."""
     what = "Merge what MPIDIST_TRACE=FOLDER has made the ranks write, and print where the time went."
-    found = Parser("trace", what, _EXAMPLES)
-    found.add_argument("folder", nargs="?", metavar="FOLDER", help="where the ranks have written")
-    found.add_argument("--output", metavar="FILE", help=f"the merged timeline (FOLDER/{TIMELINE})")
-    found.add_argument("--json", action="store_true", help="print the shares and who came last as JSON")
-    found.add_argument("--cost", action="store_true", help="print what one event costs on this machine")
-    return found
+    parser = Parser("trace", what, _EXAMPLES)
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="where the ranks have written")
+    parser.add_argument("--output", metavar="FILE", help=f"the merged timeline (FOLDER/{TIMELINE})")
+    parser.add_argument("--json", action="store_true", help="print the shares and who came last as JSON")
+    parser.add_argument("--cost", action="store_true", help="print what one event costs on this machine")
+    return parser
 
 
 def event_seconds() -> tuple[float, float]:

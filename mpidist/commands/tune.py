@@ -58,14 +58,14 @@ def parser() -> Parser:
         "Measure latency, bandwidth, reductions, all-reduces and sizes of segments of the ranks, and keep the figures "
         "by hosts, ranks on them, processor and MPI library: launches on the same choose by them."
     )
-    found = Parser("tune", what, _EXAMPLES)
-    add = found.add_argument
+    parser = Parser("tune", what, _EXAMPLES)
+    add = parser.add_argument
     add("-n", "-np", "--ranks", type=quantities.count, metavar="RANKS", help="start so many ranks on this machine")
     add("--largest", type=quantities.nbytes, default=LARGEST_BYTES, metavar="BYTES", help="longest all-reduce (256MiB)")
     add("--seconds", type=quantities.seconds, default=BUDGET_SECONDS, help="about how long it may take at most (50)")
     add("--json", action="store_true", help="print the figures as JSON")
     add("--dry-run", action="store_true", help="print the table and keep nothing")
-    return found
+    return parser
 
 
 def _tune(communicator: Communicator, options: argparse.Namespace) -> int:

@@ -42,7 +42,9 @@ class _ShortFloats(Compression):
         limit, exponent = _MOST_SCALE[values.itemsize], _exponent(values)
         scale = min(max(self._scale_of(exponent), -limit), limit)
         if exponent == numpy.finfo(values.dtype).maxexp:
-            values = self._below_overflow(values)
+            # those that would be rounded up to infinity are the largest that 16 bits have
+            top = math.ldexp(2.0 - 2.0 ** (1 - self._precision), exponent - 1)
+            values = numpy.where(numpy.isfinite(values), numpy.clip(values, -top, top), values)
         code[:_HEADER_BYTES].view(numpy.int64)[0] = scale
         self._round(values, 2.0**scale, code[_HEADER_BYTES:])
 
@@ -50,11 +52,6 @@ class _ShortFloats(Compression):
         """Write the values: those rounded, without their scale."""
         scale = int(code[:_HEADER_BYTES].view(numpy.int64)[0])
         self._widen(code[_HEADER_BYTES:], 2.0**-scale, values)
-
-    def _below_overflow(self, values: numpy.ndarray) -> numpy.ndarray:
-        """Return the values; those that would be rounded up to infinity are the largest that 16 bits have."""
-        top = math.ldexp(2.0 - 2.0 ** (1 - self._precision), numpy.finfo(values.dtype).maxexp - 1)
-        return numpy.where(numpy.isfinite(values), numpy.clip(values, -top, top), values)
 
     def _scale_of(self, exponent: int) -> int:
         """Return by which power of two values below 2 ** exponent are scaled."""

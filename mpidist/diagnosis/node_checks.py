@@ -85,7 +85,7 @@ def _cores(case: Case, ranks: list[int]) -> int:
 
 def check_shared_memory(case: Case) -> Iterator[Finding]:
     """Find nodes with little or no /dev/shm; MPI, NCCL and data loaders use it, mpidist itself does not."""
-    least, found = None, False
+    least, is_scarce = None, False
     for host, ranks in case.ranks_of_host.items():
         shared = case.ranks[ranks[0]].shared_memory
         if shared is None:
@@ -97,8 +97,8 @@ def check_shared_memory(case: Case) -> Iterator[Finding]:
         else:
             least = shared[1] if least is None else min(least, shared[1])
             continue
-        found = True
-    if not found and least is not None:
+        is_scarce = True
+    if not is_scarce and least is not None:
         yield ok(f"{_gib(least)} or more of /dev/shm free on each node")
 
 

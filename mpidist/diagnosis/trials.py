@@ -125,7 +125,7 @@ def _pairs(communicator: Communicator) -> tuple[NodePair, ...]:
     if len(leaders) < 2:
         return ()
     place = leaders.index(communicator.rank) if communicator.rank in leaders else None
-    found, began = [], time.monotonic()
+    node_pairs, began = [], time.monotonic()
     planned = list(rounds(len(leaders)))
     for pairs in planned:
         late = time.monotonic() - began > PAIR_SECONDS
@@ -137,8 +137,8 @@ def _pairs(communicator: Communicator) -> tuple[NodePair, ...]:
                 rate, through = _rate(communicator, other, place == first, PAIR_SECONDS / len(planned))
                 if place == first:
                     names = (communicator.topology.hosts[leaders[first]], communicator.topology.hosts[other])
-                    found.append(NodePair(names, rate, through))
-    return tuple(pair for pairs in all_gather_object(communicator, found) for pair in pairs)
+                    node_pairs.append(NodePair(names, rate, through))
+    return tuple(pair for pairs in all_gather_object(communicator, node_pairs) for pair in pairs)
 
 
 def _rate(communicator: Communicator, other: int, leads: bool, seconds: float) -> tuple[float, str]:

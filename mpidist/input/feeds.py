@@ -122,7 +122,7 @@ class ExactFeed(Feed):
             read = None if self._foreign is None else walk.read(self._foreign)
             seen = [walk.read(stage).checksum for stage in self._watched]
             batch = item(part)
-            dtypes = structure.dtype_names(batch) if self._watched else ""
+            dtypes = structure.map_leaves(structure.dtype_name, batch) if self._watched else ""
             if self._maps_rows:
                 self._require_dtypes(batch)
             yield batch, (offset, read, (seen, dtypes), self._share(batch, part))

@@ -54,7 +54,7 @@ class _OwnFeed(Feed):
             own = [self._order, {} if batch is END else structure.known_dtypes(batch)]
             answers = [json.loads(raw) for raw in self.agreement.exchange(json.dumps(own).encode(), "order of rows")]
             self._orders = [order for order, _ in answers]
-            _require_one_dtype([dtypes for _, dtypes in answers])
+            _require_same_dtypes([dtypes for _, dtypes in answers])
         if saved is None or len(saved) != len(self._orders):
             return
         for rank, (before, now) in enumerate(zip(saved, self._orders, strict=True)):
@@ -241,7 +241,7 @@ def _progress(rows: numpy.ndarray, begun: list[tuple[int, int]], handed: int) ->
     return found
 
 
-def _require_one_dtype(dtypes: Sequence[dict[str, str]]) -> None:
+def _require_same_dtypes(dtypes: Sequence[dict[str, str]]) -> None:
     """Raise InputError, on all ranks, if an array of a rank's batch has another dtype than that of a rank before."""
     first: dict[str, tuple[str, int]] = {}
     for rank, known in enumerate(dtypes):

@@ -5,12 +5,16 @@ A list is not a structure but one array, as in TensorFlow: ``([1.0], [2.0])`` is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
 
 from mpidist import arrays
+
+#: NumPy takes microseconds for it.  Records that are equal may have other texts.
+_text_of = functools.lru_cache(str)
 
 
 def leaves(structure: Any) -> Iterator[Any]:
@@ -83,11 +87,6 @@ def from_batch(batch: Any) -> Any:
     return leaf_array(batch)
 
 
-def dtype_names(structure: Any) -> Any:
-    """Return `structure` with the name of its dtype in place of every leaf.  Local."""
-    return map_leaves(dtype_name, structure)
-
-
 def known_dtypes(structure: Any) -> dict[str, str]:
     """Return the name of the dtype of every array by its place, without arrays that have masked values only.  Local.
 
@@ -106,7 +105,8 @@ def shown_dtypes(known: Mapping[str, str]) -> str:
 def dtype_name(leaf: Any) -> str:
     """Return the name of the dtype of an array, a number or a spec; of text, whatever its width.  Local."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else numpy.asarray(leaf).dtype
-    return {"U": "str", "S": "bytes"}.get(getattr(dtype, "kind", "")) or str(dtype)
+    kind = getattr(dtype, "kind", "")
+    return {"U": "str", "S": "bytes"}.get(kind) or (str(dtype) if kind == "V" else _text_of(dtype))
 
 
 def stack(elements: Sequence[Any]) -> Any:

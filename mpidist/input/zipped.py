@@ -85,7 +85,7 @@ class Concatenate(Stage):
         self.batch_size = first.batch_size if first.batch_size == second.batch_size else None
         self.drop_remainder = first.drop_remainder and second.drop_remainder and self.batch_size is not None
         if self.indexed and first.length and second.length:
-            _require_alike(*(structure.dtype_names(child.spec()) for child in self.children))
+            _require_alike(*(structure.map_leaves(structure.dtype_name, child.spec()) for child in self.children))
 
     def _origin(self, position: int) -> tuple[Stage, int]:
         first, second = self.children

@@ -85,7 +85,7 @@ class Update:
         self._old_side = 0
 
     def _found_runs(self, plan: PushPlan, variables: Iterable[StoredVariable]) -> list[_PushedRun]:
-        layout, found = self._copies.layout, list[_PushedRun]()
+        layout, runs = self._copies.layout, list[_PushedRun]()
         for variable, (number, at) in zip(variables, plan.places, strict=True):
             if variable.spec.key not in layout.index:
                 continue
@@ -94,13 +94,13 @@ class Update:
             section, first = layout.section_of[index], layout.first[index]
             decay = self._optimizer.decay_of(variable)
             run = _PushedRun(section, first, first + variable.spec.size, slice(begin, end), wire.dtype, decay, variable)
-            before = found[-1] if found and self.served.joins else None
+            before = runs[-1] if runs and self.served.joins else None
             if before is not None and (before.section, before.stop, before.wire.stop) == (section, first, begin):
                 if (before.decay, before.wire_dtype) == (decay, wire.dtype):
                     before.stop, before.wire = run.stop, slice(before.wire.start, end)
                     continue
-            found.append(run)
-        return found
+            runs.append(run)
+        return runs
 
     def _complete(self, run: _PushedRun) -> None:
         """Find the arrays of a run."""

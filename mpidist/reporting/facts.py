@@ -72,7 +72,7 @@ def chosen(strategy: Any, communicator: Communicator, variables: Iterable[Any]) 
 
     Call it after a step: what `mpidist tune` stored is loaded by the first all-reduce.
     """
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     ops: Any = getattr(strategy.extended, "cross_device_ops", None)
     is_reduced = hasattr(ops, "algorithm_for") and strategy.num_replicas_in_sync > 1
     held = [variable.live for variable in variables if variable.trainable] if is_reduced else []
@@ -80,11 +80,11 @@ def chosen(strategy: Any, communicator: Communicator, variables: Iterable[Any]) 
         nbytes, on_host = sum(each.nbytes for each in held), not any(map(arrays.is_device, held))
         algorithm = ops.algorithm_for(ops.options)
         unit = min(nbytes, ops.options.bytes_per_pack or ops.communicator.bytes_per_pack(algorithm, on_host))
-        found["gradients"] = f"{nbytes} bytes, in units of at most {unit} bytes"
+        facts["gradients"] = f"{nbytes} bytes, in units of at most {unit} bytes"
         way = ops.communicator.way(unit, algorithm, on_host)
-        found["all-reduce"] = way.label if unit > way.segment_bytes else way.algorithm
-        found["because"] = _reason(ops.communicator, algorithm, unit, on_host)
-    return found | {name: str(value) for name, (value, _) in changed(communicator.control.settings).items()}
+        facts["all-reduce"] = way.label if unit > way.segment_bytes else way.algorithm
+        facts["because"] = _reason(ops.communicator, algorithm, unit, on_host)
+    return facts | {name: str(value) for name, (value, _) in changed(communicator.control.settings).items()}
 
 
 def _reason(communicator: Communicator, algorithm: str | None, nbytes: int, on_host: bool) -> str:

@@ -63,8 +63,9 @@ class ExitHooks:
         # After a death this rank keeps out of MPI until it has printed: MPICH may crash in it, and take the name along.
         self.control.fail(text, tell=not told and not self.control.failures.dead())
         if not told_elsewhere and self._speaks_for_all(error):
-            self._wait_until(self._listeners_quiet, _GRACE_SECONDS)
-            self._wait_until(self._is_its_turn, _GRACE_SECONDS)
+            # All others have printed all they will, but for those that print an error of their own.
+            self._wait_until(lambda: self._others_quiet(self._that_speak()), _GRACE_SECONDS)
+            self._wait_until(lambda: all(rank >= self.control.rank for rank in self._that_speak()), _GRACE_SECONDS)
         else:
             self.control.end()
             self._wait_until(lambda: False, _PATIENCE_SECONDS)
@@ -130,16 +131,6 @@ class ExitHooks:
             if ranks[index] not in but_for
         )
 
-    def _listeners_quiet(self) -> bool:
-        """Whether the others have printed all they will, but for those that print an error of their own."""
-        return self._others_quiet(self._that_speak())
-
-    def _is_its_turn(self) -> bool:
-        return not any(rank < self.control.rank for rank in self._that_speak())
-
-    def _none_speaks(self) -> bool:
-        return not self._that_speak()
-
     def _that_speak(self) -> set[int]:
         """Return the other ranks that have failed and are not done with printing, as far as this one knows."""
         control, board = self.control, self.control.board
@@ -173,7 +164,7 @@ class ExitHooks:
             control.end()  # whose turn is next prints now
             if control.arbiter is not None and not control.failures.dead():
                 control.arbiter.tell_spoken()
-            self._wait_until(self._none_speaks, _GRACE_SECONDS)
+            self._wait_until(lambda: not self._that_speak(), _GRACE_SECONDS)
         finally:  # also where nothing can be printed
             self._abort(code)
 

@@ -55,7 +55,7 @@ class Trace:
         self._events = array("q", bytes(8 * FIELDS * capacity))
         self._at, self._end = 0, FIELDS * capacity
         self._names: dict[str, int] = {name: kind for kind, name in enumerate(KINDS)}
-        self._warn = warn or _say
+        self._warn = warn or (lambda text: say(f"mpidist: {text}"))
         self._problem = ""
         self._file: Any = None
         about.event_seconds = about.event_seconds or self._cost()
@@ -193,7 +193,3 @@ class Trace:
                 self._warn(f"rank {self.about.rank} of {self.about.size}: the trace has gaps: {self._problem}")
             return False
         return True
-
-
-def _say(text: str) -> None:
-    say(f"mpidist: {text}")

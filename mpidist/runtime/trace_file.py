@@ -195,18 +195,18 @@ def read(path: str | os.PathLike[str]) -> Recording:
     OSError where it cannot be read; ValueError, with what is wrong, where it is no trace, or of another version.
     """
     with open(path, encoding="ascii", errors="replace") as file:
-        found, second = _begun(path, file.readline(), file.readline())
-        reader = _Reader(found)
+        recording, second = _begun(path, file.readline(), file.readline())
+        reader = _Reader(recording)
         for number, line in enumerate(chain([second], file), 2):
-            if not line.endswith("\n") or not found.problem:
+            if not line.endswith("\n") or not recording.problem:
                 break
             try:
                 reader.take(line)
             except _UNLIKE:
-                found.problem = f"line {number} cannot be read; it and all after it are left out"
+                recording.problem = f"line {number} cannot be read; it and all after it are left out"
                 break
-    found.events = numpy.frombuffer(reader.rows, numpy.int64).reshape(-1, FIELDS)
-    return found
+    recording.events = numpy.frombuffer(reader.rows, numpy.int64).reshape(-1, FIELDS)
+    return recording
 
 
 def _begun(path: str | os.PathLike[str], first: str, second: str) -> tuple[Recording, str]:

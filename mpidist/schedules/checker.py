@@ -74,7 +74,8 @@ class _Play:
         self.round_number = 0
 
     def prove(self) -> Proof:
-        self._check_grid()
+        if self.schedule.collective in ("reduce_scatter", "all_gather") and self.chunks != self.size:
+            raise self._error(f"{self.chunks} chunks, expected one a rank")
         for rounds in self._in_step():
             self.round_number += 1
             for rank, round_ in enumerate(rounds):
@@ -84,10 +85,6 @@ class _Play:
             self._play(rounds)
         self._check_promise()
         return Proof(self.round_number, tuple(self.chunks_sent), self._same_bits())
-
-    def _check_grid(self) -> None:
-        if self.schedule.collective in ("reduce_scatter", "all_gather") and self.chunks != self.size:
-            raise self._error(f"{self.chunks} chunks, expected one a rank")
 
     def _in_step(self) -> Iterator[Sequence[Round]]:
         of_rank = [

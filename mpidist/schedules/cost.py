@@ -230,18 +230,13 @@ def _nodes(size: int, topology: Topology | None) -> Any:
 
 
 def _round_seconds(round_: Round, chunk_bytes: float, node_of: Any, model: CostModel) -> Any:
-    alone = _alone(round_)
+    both = (round_.send_to != NOBODY) & (round_.receive_from != NOBODY)
+    alone = ~(both | both[round_.send_to])  # neither end of a rank's message has another one under way
     sending = _message_seconds(round_, chunk_bytes, node_of, model, alone)
     receiving = sending[round_.receive_from]
     if round_.reduce:
         receiving = receiving + _reduce_seconds(round_, chunk_bytes, node_of, model, alone)
     return numpy.maximum(sending, numpy.where(round_.receive_from != NOBODY, receiving, 0.0))
-
-
-def _alone(round_: Round) -> Any:
-    """Return by rank whether neither end of the message that it sends has another one under way."""
-    both = (round_.send_to != NOBODY) & (round_.receive_from != NOBODY)
-    return ~(both | both[round_.send_to])
 
 
 def _message_seconds(round_: Round, chunk_bytes: float, node_of: Any, model: CostModel, alone: Any) -> Any:

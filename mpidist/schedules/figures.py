@@ -77,18 +77,18 @@ class Figures:
         return {"model": model, "points": points, "segments": segments, "segment_bytes": self.segment_bytes}
 
     @classmethod
-    def from_json(cls, found: Any) -> Figures:
+    def from_json(cls, values: Any) -> Figures:
         """Return the figures that `to_json` gave (Local)."""
         try:
-            model = found["model"]
+            model = values["model"]
             levels = {side: _level(model[side]) for side in ("intra", "inter")}
-            points = {str(name): _checked(listed) for name, listed in found["points"].items()}
+            points = {str(name): _checked(listed) for name, listed in values["points"].items()}
             links = None if model["links_per_node"] is None else max(1, int(model["links_per_node"]))
             call_seconds = float(model["call_seconds"])
-            segments = {int(size): _checked(listed) for size, listed in found["segments"].items()}
+            segments = {int(size): _checked(listed) for size, listed in values["segments"].items()}
             if len({tuple(nbytes for nbytes, _ in listed) for listed in segments.values()}) > 1:
                 raise ValueError("sizes of segments were measured with different all-reduces")
-            best = found["segment_bytes"]
+            best = values["segment_bytes"]
             if best is not None and best not in segments:
                 raise ValueError(f"segments of {best} bytes are chosen, and were not measured")
             return cls(CostModel(levels["intra"], levels["inter"], links, call_seconds), points, segments, best)
@@ -96,11 +96,11 @@ class Figures:
             raise ValueError(f"no figures of all-reduces: {type(error).__name__}: {error}") from None
 
 
-def _level(found: Mapping[str, Any]) -> Level:
-    prices = {name: float(found[name]) for name in ("alpha", "beta", "gamma")}
+def _level(values: Mapping[str, Any]) -> Level:
+    prices = {name: float(values[name]) for name in ("alpha", "beta", "gamma")}
     if not all(0 <= price < float("inf") for price in prices.values()):
         raise ValueError(f"expected seconds of 0 or more, got {prices}")
-    points = (_checked(found[each.name], least=0.0) for each in fields(Level) if each.name not in prices)
+    points = (_checked(values[each.name], least=0.0) for each in fields(Level) if each.name not in prices)
     return Level(prices["alpha"], prices["beta"], prices["gamma"], *points)
 
 

@@ -208,22 +208,22 @@ class Strategy(InputMethods, BoundCollectives):
         context.require_cross_replica(self)
         reduce_op = ReduceOp.parse(reduce_op)
         if axis is None:
-            return self._reduce_over_replicas(reduce_op, value)
+            (result,) = self.extended.reduce_arrays(reduce_op, [component(value)])
+            return like_given(result, value)
         if not reduce_op.adds:
             raise ValueError(f"reduce over an axis is for SUM and MEAN, got {reduce_op.name}; reduce the axis first")
         array = dense_component(value, "reduce over an axis")
         axes = _normalized_axes(axis, array.ndim)
-        wide, result = arrays.reduction_dtypes(array.dtype, reduce_op.verb)
-        total = _local_sum(array, axes, wide)
+        wide, dtype = arrays.reduction_dtypes(array.dtype, reduce_op.verb)
+        arrays.check_reducible(array.dtype, "sum")
+        total = arrays.to_array(array.sum(axis=axes, dtype=wide))
         if reduce_op is ReduceOp.SUM:
             (total,) = self.extended.reduce_arrays(ReduceOp.SUM, [total])
-            return like_given(total.astype(result, copy=False), None)
-        total, count = self.extended.reduce_arrays(ReduceOp.SUM, [total, _local_count(array, axes)])
-        return like_given(_quotient(total, count, result), None)
-
-    def _reduce_over_replicas(self, reduce_op: ReduceOp, value: Any) -> Any:
-        (result,) = self.extended.reduce_arrays(reduce_op, [component(value)])
-        return like_given(result, value)
+            return like_given(total.astype(dtype, copy=False), None)
+        own_count = numpy.array(math.prod(array.shape[each] for each in axes), dtype=numpy.int64)  # integers are exact
+        values = [total, arrays.in_memory_of(array, own_count)]
+        total, count = self.extended.reduce_arrays(ReduceOp.SUM, values)
+        return like_given(_quotient(total, count, dtype), None)
 
     def gather(self, value: ArrayLike, axis: int) -> numpy.ndarray:
         """Return the components of all replicas joined along `axis`, in replica order; the same on every rank.
@@ -462,17 +462,6 @@ def _normalized_axes(axis: Axis, dimensions: int) -> tuple[int, ...]:
     if len(set(counted)) < len(counted):
         raise ValueError(f"Invalid reduction arguments: axes {axes} name the same dimension more than once")
     return counted
-
-
-def _local_sum(value: Any, axes: tuple[int, ...], dtype: numpy.dtype) -> Any:
-    """Return the sum over `axes`, in this dtype."""
-    arrays.check_reducible(value.dtype, "sum")
-    return arrays.to_array(value.sum(axis=axes, dtype=dtype))
-
-
-def _local_count(value: Any, axes: tuple[int, ...]) -> Any:
-    """Return how many elements go into each of those sums, as an integer, which is exact, in the memory of `value`."""
-    return arrays.in_memory_of(value, numpy.array(math.prod(value.shape[axis] for axis in axes), dtype=numpy.int64))
 
 
 def _quotient(total: Any, count: Any, dtype: numpy.dtype) -> Any:

@@ -348,7 +348,7 @@ class CollectiveTests(RankRunner):
             buffer, total = before[rank].copy(), special_reduced(op, before)
             with np.errstate(invalid="ignore"):  # of infinities of both signs
                 Executor(schedule, transport, buffer, op).run(watch_of(transport))
-            for where, values in expected(schedule, op, before, total, rank, 0):
+            for where, values in expected(schedule, before, total, rank, 0):
                 assert_same_values(buffer[where], values)
 
     @on_every_rank
@@ -361,7 +361,7 @@ class CollectiveTests(RankRunner):
             before = [scale * contribution("sum", "f8", 10, r, size) for r in range(size)]
             buffer[:] = before[rank]
             executor.run(watch_of(transport))
-            for where, values in expected(schedule, "sum", before, scale * reduced("sum", "f8", 10, size), rank, 0):
+            for where, values in expected(schedule, before, scale * reduced("sum", "f8", 10, size), rank, 0):
                 np.testing.assert_array_equal(buffer[where], values)
 
     @on_every_rank
@@ -434,7 +434,7 @@ def assert_same_values(found: np.ndarray, values: np.ndarray) -> None:
     np.testing.assert_array_equal(np.signbit(found)[numbers], np.signbit(values)[numbers])
 
 
-def expected(schedule: Schedule, op: str, before: list[np.ndarray], total: np.ndarray, rank: int, root: int) -> Any:
+def expected(schedule: Schedule, before: list[np.ndarray], total: np.ndarray, rank: int, root: int) -> Any:
     """Return what `rank` must hold afterwards, and where: pairs (slice, values) of the buffer."""
     length, size = len(total), len(before)
     bounds = even_bounds(length, size)
@@ -457,7 +457,7 @@ def _check(
     buffer = before[rank].copy()
     Executor(schedule, transport, buffer, op, root, segment_bytes=segment_bytes).run(watch_of(transport))
     case = f"rank {rank} of {size}: {schedule.name} {schedule.collective} {op} {dtype}[{length}], root {root}"
-    for where, values in expected(schedule, op, before, reduced(op, dtype, length, size), rank, root):
+    for where, values in expected(schedule, before, reduced(op, dtype, length, size), rank, root):
         np.testing.assert_array_equal(buffer[where], values, err_msg=case)
 
 

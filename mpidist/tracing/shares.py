@@ -19,19 +19,19 @@ def gather(folder: Path, job: str = "") -> tuple[dict[int, Recording], list[str]
 
     Without the job's name, of the newest job in the folder.
     """
-    found, problems = [], []
+    traces, problems = [], []
     for path in sorted(trace_file.paths(folder), key=_written):
         try:
-            found.append(read(path))
+            traces.append(read(path))
         except (OSError, ValueError) as error:
             problems.append(f"{error}; left out")
-    if not any(each.about.job == (job or each.about.job) for each in found):
+    if not any(each.about.job == (job or each.about.job) for each in traces):
         return {}, [*problems, f"{folder} has no traces: was the job started with MPIDIST_TRACE={folder}?"]
     newest = not job
-    job = job or found[-1].about.job
-    recordings = {each.about.rank: each for each in found if each.about.job == job}
+    job = job or traces[-1].about.job
+    recordings = {each.about.rank: each for each in traces if each.about.job == job}
     size = max(each.about.size for each in recordings.values())
-    if newest and len({each.about.job for each in found}) > 1:
+    if newest and len({each.about.job for each in traces}) > 1:
         problems.append("the folder has traces of several jobs; only those of the newest are merged")
     missing = [rank for rank in range(size) if rank not in recordings]
     if missing:

@@ -418,11 +418,11 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_alone(
-    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Unowned
+    path: Path, saved_arrays: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Unowned
 ) -> None:
     def write() -> None:
         owner.claim()
-        hdf5_file.write(path, found, numbers, owner.require)
+        hdf5_file.write(path, saved_arrays, numbers, owner.require)
 
     together(write, what)
 
@@ -442,21 +442,21 @@ def _writes_together(parallel: bool | None, what: str) -> bool:
 
 
 def _write_together(
-    path: Path, found: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Unowned
+    path: Path, saved_arrays: Mapping[str, numpy.ndarray], numbers: Mapping[str, Any], what: str, owner: Unowned
 ) -> None:
     communicator = world_communicator()
     rank, size, comm = communicator.rank, communicator.size, communicator.transport.mpi_communicator
-    parts = hdf5_parallel.part_checksums(found, rank, size)
-    described = [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
+    parts = hdf5_parallel.part_checksums(saved_arrays, rank, size)
+    described = [[name, array.dtype.name, list(array.shape)] for name, array in saved_arrays.items()]
     of_chief = [numbers, str(temporary(path))] if rank == CHIEF else None
     raw = communicator.exchange(json.dumps([described, parts, of_chief]).encode(), "checkpoint")
     answers = [json.loads(each) for each in raw]
     _agree("" if answers[rank][0] == answers[CHIEF][0] else f"its arrays are not those of rank {CHIEF}", what)
-    checksums = hdf5_parallel.whole_checksums(list(found), [answer[1] for answer in answers])
+    checksums = hdf5_parallel.whole_checksums(list(saved_arrays), [answer[1] for answer in answers])
     numbers, written = answers[CHIEF][2]
 
     def begin() -> None:
-        hdf5_file.require_storable(found)
+        hdf5_file.require_storable(saved_arrays)
         owner.claim()
         hdf5_file.begin(path)
 
@@ -464,7 +464,7 @@ def _write_together(
     ranges: hdf5_file.Ranges = []
     problem = ""
     try:
-        ranges = hdf5_parallel.write_parts(Path(written), found, numbers, checksums, rank, size, comm)
+        ranges = hdf5_parallel.write_parts(Path(written), saved_arrays, numbers, checksums, rank, size, comm)
     except OSError as error:
         problem = str(error)
     try:

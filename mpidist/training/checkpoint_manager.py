@@ -207,10 +207,8 @@ class CheckpointManager:
         return None
 
     def _next_number(self) -> int:
-        def count() -> int:
-            return max(map(number_of, self.checkpoints), default=0) + 1
-
-        return int(together(count, f"no checkpoint can be numbered in {self.directory}"))
+        what = f"no checkpoint can be numbered in {self.directory}"
+        return int(together(lambda: max(map(number_of, self.checkpoints), default=0) + 1, what))
 
     def _prepare_order(self, path: Path) -> None:
         """See to it that a checkpoint is the newest as soon as it is there, before `_note_order` says so.  Local."""

@@ -21,9 +21,9 @@ _CODE = re.compile("|".join(map(re.escape, (*_CHARACTERS, _OTHER))))
 
 def coded(name: str) -> str:
     """Return the name in the file; ValueError for one that no file can hold.  Local."""
-    found = "/".join(map(_coded_part, name.split("/")))
+    coded_name = "/".join(map(_coded_part, name.split("/")))
     try:
-        length = len(found.encode())
+        length = len(coded_name.encode())
     except UnicodeEncodeError:
         raise ValueError(f"the name {shortened(name)} is no text that UTF-8 can hold; give it another one") from None
     if length > MOST_BYTES:
@@ -31,7 +31,7 @@ def coded(name: str) -> str:
             f"the name {shortened(name)} has {length} bytes in a checkpoint, expected at most {MOST_BYTES}; give it a "
             "shorter one"
         )
-    return found
+    return coded_name
 
 
 def coded_attribute(name: str, taken: Collection[str]) -> str:
@@ -43,7 +43,8 @@ def decoded(name: str) -> str:
     """Return the name of which `coded` and `coded_attribute` made this one.  Local."""
     if "%" not in name:
         return name
-    return "/".join("" if part == _NOTHING else _CODE.sub(_decoded, part) for part in name.split("/"))
+    parts = ("" if part == _NOTHING else part for part in name.split("/"))
+    return "/".join(_CODE.sub(lambda code: _CHARACTERS.get(code[0], ""), part) for part in parts)
 
 
 def shortened(name: str) -> str:
@@ -55,7 +56,3 @@ def _coded_part(part: str) -> str:
     if part in (".", ".."):
         return part.replace(".", "%2E")
     return part.replace("%", "%25").replace("\0", "%00") or _NOTHING
-
-
-def _decoded(match: re.Match[str]) -> str:
-    return _CHARACTERS.get(match[0], "")

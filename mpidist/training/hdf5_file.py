@@ -250,17 +250,17 @@ def check_skeleton(path: Path, file: BinaryIO) -> bool:
 
 def _skeleton_checksum(file: BinaryIO, ranges: Ranges, end: int) -> int:
     """Return the CRC-32 of the first `end` bytes without the arrays."""
-    found = start = 0
+    crc = start = 0
     for offset, length in [*ranges, (end, 0)]:
         file.seek(start)
         while start < offset:
             block = file.read(min(_READ_BYTES, offset - start))
             if not block:
-                return ~found  # shorter than its trailer says
-            found = zlib.crc32(block, found)
+                return ~crc  # shorter than its trailer says
+            crc = zlib.crc32(block, crc)
             start += len(block)
         start = offset + length
-    return found
+    return crc
 
 
 def _require_checksum(path: Path, what: str, got: int, expected: int) -> None:

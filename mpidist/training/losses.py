@@ -123,16 +123,16 @@ def _batch_size(value: Any) -> int:
     return size
 
 
-def shape_of_weights(given: Sequence[int], losses: Sequence[int]) -> tuple[int, ...]:
+def shape_of_weights(weights: Sequence[int], losses: Sequence[int]) -> tuple[int, ...]:
     """Return the shape in which weights multiply losses: one for each row where they have fewer dimensions.  Local.
 
     ValueError where they do not fit.
     """
-    shape = tuple(given)
+    shape = tuple(weights)
     if len(shape) == len(losses) + 1 and shape[-1] == 1:
         shape = shape[:-1]
     if shape:
         shape += (1,) * (len(losses) - len(shape))
     if len(shape) > len(losses) or any(own not in (1, all_) for own, all_ in zip(shape, losses, strict=False)):
-        raise ValueError(f"sample_weight has shape {tuple(given)}, which does not fit the losses' {tuple(losses)}")
+        raise ValueError(f"sample_weight has shape {tuple(weights)}, which does not fit the losses' {tuple(losses)}")
     return shape

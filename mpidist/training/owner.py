@@ -130,7 +130,7 @@ class Owner(Unowned):
         except FileExistsError:
             raise self._refusal(_read(self.file), "has just taken") from None
 
-    def _remove(self, found: _Claim) -> None:
+    def _remove(self, claim: _Claim) -> None:
         """Remove the file of an owner that is gone, and no other."""
         aside = temporary(self._directory / f"{_FILE}.before")
         try:
@@ -138,36 +138,36 @@ class Owner(Unowned):
         except FileNotFoundError:
             return
         try:
-            if _read(aside) != found:
+            if _read(aside) != claim:
                 with suppress(FileExistsError):
                     _put(aside, self.file)
                 raise self._refusal(_read(self.file), "has just taken")
         finally:
             aside.unlink()
-        _log.warning("%s was left by %s, which is gone; this job goes on there", self.file, found)
+        _log.warning("%s was left by %s, which is gone; this job goes on there", self.file, claim)
 
-    def _lives(self, found: _Claim, own: Path) -> bool:
+    def _lives(self, claim: _Claim, own: Path) -> bool:
         """Return whether an owner is at work; of one on another machine, wait for its next sign of life."""
-        identity = found.identity
+        identity = claim.identity
         if identity is None:
             return False
         lives = identity.lives
         if lives is not None:
             return lives
-        _log.warning("%s is of %s, on another machine; waiting for a sign of life", self.file, found)
+        _log.warning("%s is of %s, on another machine; waiting for a sign of life", self.file, claim)
         end = time.monotonic() + LEASE_SECONDS
         while True:
             os.utime(own)
             written = _modified(self.file)
             if written is None or own.stat().st_mtime - written > LEASE_SECONDS or time.monotonic() > end:
                 return False
-            if written != found.modified:  # a clock may have been set back
+            if written != claim.modified:  # a clock may have been set back
                 return True
             time.sleep(_POLL_SECONDS)
 
-    def _refusal(self, found: _Claim | None, does: str) -> CheckpointError:
+    def _refusal(self, claim: _Claim | None, does: str) -> CheckpointError:
         return CheckpointError(
-            f"another job {does} {self._directory}: {found or 'it has left again'}. Give every job a directory of its "
+            f"another job {does} {self._directory}: {claim or 'it has left again'}. Give every job a directory of its "
             f"own; if that job has ended, remove {self.file}"
         )
 

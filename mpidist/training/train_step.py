@@ -154,14 +154,12 @@ class _Weighted:
         if gradients is None:
             self._zeros = self._zeros or self._model.zeros()
             return self._zeros
-        self._products = self._products or [_empty(gradient) for gradient in gradients]
+        self._products = self._products or [
+            arrays.empty(gradient.shape, compute_dtype(gradient.dtype), gradient) for gradient in gradients
+        ]
         for gradient, product in zip(gradients, self._products, strict=True):
             numpy.multiply(gradient, weight, out=product, dtype=product.dtype, casting="same_kind")
         return self._products
-
-
-def _empty(gradient: Any) -> Any:
-    return arrays.empty(gradient.shape, compute_dtype(gradient.dtype), gradient)
 
 
 def any_rank(strategy: Any, flag: bool) -> bool:

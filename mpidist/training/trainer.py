@@ -385,7 +385,8 @@ class Trainer:
             )
             is_whole = self._train_epoch(data, called)
             logs = self._results()
-            self._compare_times()
+            if self.strategy.num_replicas_in_sync > 1:
+                self.slow_replica = SlowReplica.of(self.each_rank(self._step.own_time.seconds))
             if validation is not None and (epoch + 1) % validation_freq == 0:
                 logs.update({f"val_{name}": value for name, value in self._evaluate(validation, called).items()})
             if is_whole:  # else a checkpoint that is saved now goes on in the middle of this epoch, as the data do
@@ -440,11 +441,6 @@ class Trainer:
         agreement = self.strategy.extended._agreement()
         if agreement.needed:
             agreement.compare("fit", _facts_of(self.optimizer, self.metrics, arguments), _ADVICE)
-
-    def _compare_times(self) -> None:
-        """Find out which replica was slow in this epoch.  Collective."""
-        if self.strategy.num_replicas_in_sync > 1:
-            self.slow_replica = SlowReplica.of(self.each_rank(self._step.own_time.seconds))
 
     # -- walks through data -------------------------------------------------------------------------------------------
 

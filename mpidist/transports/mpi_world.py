@@ -255,8 +255,4 @@ def _end_by_signals(control: ControlChannel) -> None:
 
 def _farewell(comm: Any) -> Callable[[], Callable[[], bool]]:
     """Return what begins a barrier on `comm` and returns its test."""
-
-    def begin() -> Callable[[], bool]:
-        return comm.Ibarrier().Test
-
-    return begin
+    return lambda: comm.Ibarrier().Test

@@ -216,6 +216,13 @@ def test_functions_that_the_architecture_names_are_in_the_files_beside_them():
     assert [pair for pair in named if not _is_defined(*pair)] == []
 
 
+def test_files_that_the_list_of_changes_names_are_there():
+    text = (ROOT / "docs" / "extending.md").read_text().partition("## Where a change goes")[2].partition("\n## ")[0]
+    assert text.count("\n| a") + text.count("\n| the ") == 10
+    paths = re.findall(r"`([\w/]+(?:/|\.py))`", text)
+    assert len(paths) > 20 and [path for path in paths if not _is_file(path)] == []
+
+
 def _is_defined(name: str, path: str) -> bool:
     """Return whether a module has a function, class, constant, or method of a class, of this dotted name."""
     body: list[ast.AST] = [parsed((ROOT / "mpidist" / path).read_text())]

@@ -65,7 +65,10 @@ class TFConfigClusterResolver(ClusterResolver):
         if value is not None:
             return int(value) if name == "task_id" else value
         entry = _OF_TASK.get(name, name)
-        value = (self._task() if name in _OF_TASK else self._config()).get(entry)
+        config = self._config()
+        if name in _OF_TASK:
+            config = _object(config.get("task", {}), "the task of TF_CONFIG")
+        value = config.get(entry)
         return _index(value) if name == "task_id" else _text(value, entry)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
@@ -107,9 +110,6 @@ class TFConfigClusterResolver(ClusterResolver):
             what = f"{_UNREADABLE} got {text[:_QUOTED]!r}{hint}: {error.msg}"
             raise json.JSONDecodeError(what, error.doc, error.pos) from None
         return _object(config, "TF_CONFIG")
-
-    def _task(self) -> dict[str, Any]:
-        return _object(self._config().get("task", {}), "the task of TF_CONFIG")
 
 
 def tasks_that_train(environ: Mapping[str, str] | None = None) -> int:

@@ -157,12 +157,10 @@ class ShortArray(Bound):
 
     def start(self, arrays: Any, timeout_seconds: float | None = None) -> Handle:
         """Take the collective's place in the order of calls; errors as for `Bound`, and for an array that is unlike."""
-        if len(arrays) != 1 or not self._takes(arrays[0]):
+        array = arrays[0] if len(arrays) == 1 else None
+        if type(array) is not numpy.ndarray or array.shape != self._shape or array.dtype != self._dtype:
             raise self.unlike(arrays)
         return super().start(arrays, timeout_seconds)
-
-    def _takes(self, array: Any) -> bool:
-        return type(array) is numpy.ndarray and array.shape == self._shape and array.dtype == self._dtype
 
     def fill(self, tensors: Sequence[Any]) -> bool:
         array = tensors[0] if len(tensors) == 1 else None

@@ -40,7 +40,8 @@ class Messages:
         """
         if chosen == "none":
             return _nothing
-        if chosen == "native" and _loses_nan(dtype, op):
+        # MPI libraries compare, and every comparison with NaN is false
+        if chosen == "native" and op in ("min", "max") and dtype.kind == "f":
             chosen = selection.instead_of_native(elements * dtype.itemsize)
         if chosen == "native":
             return _Native(self._transport, self._scratch, op)
@@ -98,11 +99,6 @@ class _Native:
         copy = self._scratch.array(part.shape, part.dtype)
         copy[...] = part
         return copy
-
-
-def _loses_nan(dtype: Any, op: str) -> bool:
-    """Whether MPI's own reduction may lose a NaN: MPI libraries compare, and every comparison with NaN is false."""
-    return op in ("min", "max") and dtype.kind == "f"
 
 
 def _nothing(watch: Watch, buffer: Any, source: Any = None) -> None:

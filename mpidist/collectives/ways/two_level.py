@@ -91,7 +91,8 @@ class TwoLevel:
         self.owned = [self._span(index, lane.shard) for index in range(len(self.bounds)) for lane in lanes.mine]
         count = len(self.bounds)
         self._waves = [range(first, min(first + per_wave, count)) for first in range(0, count, per_wave)]
-        self._places = [[_view(place, step, dtype) for place in turn] for turn in self._segments.segments]
+        nbytes = step * dtype.itemsize
+        self._places = [[place[:nbytes].view(dtype) for place in turn] for turn in self._segments.segments]
         self._slots = [
             [lanes.values(slot, shard, per_wave * self._part, dtype) for shard in range(lanes.shards)]
             for slot in range(lanes.SLOTS)
@@ -247,7 +248,3 @@ def _sizes(lanes: Lanes, elements: int, itemsize: int, segment_bytes: int | None
     longest = longest if segment_bytes is None else min(segment_bytes, longest)
     per_wave = -(-per_shard // max(1, longest // itemsize // shards))
     return per_shard // per_wave * shards, per_wave
-
-
-def _view(place: Any, elements: int, dtype: numpy.dtype) -> Any:
-    return place[: elements * dtype.itemsize].view(dtype)

@@ -134,9 +134,4 @@ def _goes_on(block: FailedRank | None) -> bool:
     if block is None:
         return False
     lines = [line for line in block.lines[-3:] if line.strip()]
-    return bool(lines) and (lines[-1].startswith(_CHAINED) or _inside(block.lines[-1]))
-
-
-def _inside(line: str) -> bool:
-    """Return whether `line` is one after which a traceback is not over yet."""
-    return line.startswith("  ") or line.startswith("Traceback (")
+    return bool(lines) and (lines[-1].startswith(_CHAINED) or block.lines[-1].startswith(("  ", "Traceback (")))

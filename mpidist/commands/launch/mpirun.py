@@ -89,15 +89,11 @@ def find_mpirun(mpi: MpiFound) -> Mpirun:
 def mpiruns() -> Iterator[Mpirun]:
     """Yield the launchers beside the interpreter, then those on PATH, each once."""
     seen = set()
-    for folder in _folders():
+    beside = [os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin"), os.path.join(site.getuserbase(), "bin")]
+    for folder in filter(None, [*beside, *os.get_exec_path()]):
         for name in _NAMES:
             path = shutil.which(name, path=folder)
             if path and os.path.realpath(path) not in seen:
                 seen.add(os.path.realpath(path))
                 vendor, version = parse_version(said([path, "--version"], 20))
                 yield Mpirun(path, vendor, version)
-
-
-def _folders() -> list[str]:
-    beside = [os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin"), os.path.join(site.getuserbase(), "bin")]
-    return [folder for folder in [*beside, *os.get_exec_path()] if folder]

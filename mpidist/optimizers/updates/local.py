@@ -16,7 +16,7 @@ from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.sparse import values_of
 from mpidist.optimizers.updates.one_copy import OneCopyUpdates
 from mpidist.optimizers.updates.parts import update_part
-from mpidist.optimizers.updates.sharded import ShardedUpdate, ShardedUpdates
+from mpidist.optimizers.updates.sharded import ShardedUpdates
 from mpidist.optimizers.updates.updates import Updates
 from mpidist.optimizers.updates.variable_list import VariableList, unpacked
 from mpidist.variables import IndexedSlices, begin_writing, note_changes
@@ -71,7 +71,9 @@ class LocalUpdates(Updates):
         # Asked for before the sum: a schedule is a user's function, and sums are packed in memory that is used again.
         step_for = _step_fn(rule, listed)
         may_be_sharded = sums and is_dense and rule.takes_slices and not stages.look_at_gradients
-        sharded = self._sharded_update(gradients, listed, may_be_sharded)
+        updates = _update_of(context.get_strategy().extended) if may_be_sharded and not listed.is_light else None
+        # What sums and applies gradients in one pass, None where that is not the way; then slots are whole.
+        sharded = self._sharded.plan(updates, gradients, listed)
         if sharded is not None:
             factor = stages.factor * scale
             sharded.run(rule, gradients, [step_for(member, factor) for member in range(len(variables))])
@@ -83,11 +85,6 @@ class LocalUpdates(Updates):
                 return
             self._update(rule, packs, listed, factors, step_for, is_dense)
         self.iterations += 1
-
-    def _sharded_update(self, gradients: list[Any], listed: VariableList, may_be: bool) -> ShardedUpdate | None:
-        """Return what sums and applies gradients in one pass, None where that is not the way; then slots are whole."""
-        sums = _update_of(context.get_strategy().extended) if may_be and not listed.is_light else None
-        return self._sharded.plan(sums, gradients, listed)
 
     def _update(
         self,

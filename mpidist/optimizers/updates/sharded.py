@@ -41,21 +41,21 @@ class ShardedUpdates:
         if updates is None or (updates.in_one_copy and any(each.one_copy is None for each in variables)):
             self.release(variables)
             return None
-        known, found = self._of_list.get(listed, (None, None))
+        known, sharded = self._of_list.get(listed, (None, None))
         if known != updates:
-            found = next((each for each in self._active if each.is_of(updates, variables)), None)
-            planned = updates.plan(gradients, listed.names) if found is None else None
+            sharded = next((each for each in self._active if each.is_of(updates, variables)), None)
+            planned = updates.plan(gradients, listed.names) if sharded is None else None
             if planned is not None:
                 kind = _OneCopyUpdate if updates.in_one_copy else ShardedUpdate
-                found = kind(updates, planned, listed, self._slots)
-        if found is None or not found.is_active:
+                sharded = kind(updates, planned, listed, self._slots)
+        if sharded is None or not sharded.is_active:
             self.release(variables)
-            if found is not None:
-                found.take_slots()
-                self._active += [found] if found.is_active else []
+            if sharded is not None:
+                sharded.take_slots()
+                self._active += [sharded] if sharded.is_active else []
         if known != updates:
-            self._of_list[listed] = updates, found
-        return found
+            self._of_list[listed] = updates, sharded
+        return sharded
 
     def release(self, variables: Sequence[Any]) -> None:
         """Make the slots of these variables whole again, and of all that are in slices with them.
@@ -258,19 +258,19 @@ class _SliceUpdate:
 
     def _blocks_from(self, start: int, pieces: Sequence[Piece]) -> list[_Block]:
         """Return the blocks of the pieces from element `start` on; they are cut once."""
-        found = self._blocks.get(start)
-        if found is None:
-            found, done, slots = [], 0, self._slots[start]
+        blocks = self._blocks.get(start)
+        if blocks is None:
+            blocks, done, slots = [], 0, self._slots[start]
             for piece in pieces:
                 stop = done + piece.stop - piece.start
                 whole = self._storages[piece.member][piece.start : piece.stop]
                 cut = self._rule._blocks(whole, [slot[done:stop] for slot in slots])
                 for where, own, slots_there, scratch in cut:
                     there = slice(done + where.start, done + where.stop)
-                    found.append(_Block(there, own, slots_there, scratch, piece.member))
+                    blocks.append(_Block(there, own, slots_there, scratch, piece.member))
                 done = stop
-            self._blocks[start] = found
-        return found
+            self._blocks[start] = blocks
+        return blocks
 
     def _are_crumbs(self, pieces: Sequence[Piece], elements: int) -> bool:
         """Whether pieces are so short, and so alike, that they are better updated together in a copy."""

@@ -217,11 +217,6 @@ class ServedUpdates(Updates):
 _PLAIN = ("iterations", "learning_rate")
 
 
-def _is_slot(name: str) -> bool:
-    number, slash, _ = name.partition("/")
-    return bool(slash) and number.isdigit()
-
-
 def _times(gradient: Any, factor: float) -> Any:
     if isinstance(gradient, IndexedSlices):
         return gradient.with_values(gradient.values * gradient.dtype.type(factor))
@@ -232,7 +227,7 @@ def _by_variable(state: Mapping[str, Any]) -> dict[int, dict[str, dict[int, Any]
     """Return variable -> slot -> shard -> array, of what servers keep as ``"variable/shard/slot"``."""
     slots: dict[int, dict[str, dict[int, Any]]] = {}
     for name, value in state.items():
-        if name.count("/") == 2 and _is_slot(name):
+        if name.count("/") == 2 and name.partition("/")[0].isdigit():
             number, shard, slot = name.split("/")
             slots.setdefault(int(number), {}).setdefault(slot, {})[int(shard)] = value
     return slots

@@ -194,7 +194,7 @@ class Server:
 
         def attempt() -> None:
             try:
-                found = self._found(client, request, array, has_lock)
+                answer = self._found(client, request, array, has_lock)
             except Waiting:
                 self._aside.append((client, attempt))
                 return
@@ -207,7 +207,7 @@ class Server:
                 return
             message.release()
             self._progress.show()
-            self._send(client, Kind.ANSWER, *found)
+            self._send(client, Kind.ANSWER, *answer)
 
         attempt()
         client.first = None

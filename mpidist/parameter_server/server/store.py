@@ -273,7 +273,8 @@ class Store:
         copy = -1
         try:
             if not update.is_empty:
-                begun += self._in_place(target.plan)
+                if self.buffers.count == 1:  # in place
+                    begun += [spec.key for spec in target.plan.dense if spec.key not in self._tables]
                 copy = update.write(payload, rate, scale, steps)
             for variable, indices, values in tables:
                 begun.append(variable.spec.key)
@@ -293,10 +294,6 @@ class Store:
         optimizer.require_whole()
         if self._torn:
             self.require_whole([spec.key for spec in (*plan.dense, *plan.sparse)])
-
-    def _in_place(self, plan: PushPlan) -> list[Key]:
-        """Return the variables of a plan of which there is one copy, but for tables."""
-        return [spec.key for spec in plan.dense if spec.key not in self._tables] if self.buffers.count == 1 else []
 
     def _break_off(self, optimizer: StoredOptimizer, begun: list[Key], cause: str) -> None:
         """Take note of what an update that has raised may have changed in place."""
@@ -347,7 +344,7 @@ class Store:
     ) -> list[tuple[StoredVariable, Any, Any]]:
         """Return the rows that pushes carry: variable, numbers of rows, rows, each row once."""
         places = [plan.row_places(counts) for counts, *_ in pushed]
-        found = []
+        pushed_rows = []
         for number, spec in enumerate(plan.sparse):
             parts = [
                 _rows_of(plan, spec, payload, *place[number])
@@ -359,8 +356,8 @@ class Store:
                 indices, values = (numpy.concatenate(each) for each in zip(*parts, strict=True))
                 joined = IndexedSlices(values, indices, spec.shape).coalesced()
                 indices, values = joined.indices, joined.values / joined.dtype.type(len(parts))
-            found.append((self.variables[spec.key], indices, values))
-        return found
+            pushed_rows.append((self.variables[spec.key], indices, values))
+        return pushed_rows
 
 
 def _rows_of(plan: PushPlan, spec: VariableSpec, payload: Any, numbers: slice, where: slice) -> tuple[Any, Any]:

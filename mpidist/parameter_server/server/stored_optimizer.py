@@ -116,7 +116,7 @@ class StoredOptimizer(ServedOptimizer):
     def state(self, buffers: Buffers) -> dict[str, Any]:
         """Return steps and settings, and slots as ``"variable/shard/slot"``; TornVariableError if slots are torn."""
         self.require_whole()
-        found = {"iterations": self.optimizer.iterations, **self.optimizer._rate_to_save()}
+        state = {"iterations": self.optimizer.iterations, **self.optimizer._rate_to_save()}
         values: dict[Key, dict[str, Any]] = {}
         for key, (table, slots) in self._tables.items():
             named = zip(self.optimizer.slot_names, slots, strict=True)
@@ -126,8 +126,8 @@ class StoredOptimizer(ServedOptimizer):
             for key in self.slots.keys:
                 shape = buffers.layout.spec(key).shape
                 values[key] = {name: array.reshape(shape) for name, array in self.slots.of(key, side).items()}
-        found.update({f"{key[0]}/{key[1]}/{name}": each for key, own in values.items() for name, each in own.items()})
-        return found
+        state.update({f"{key[0]}/{key[1]}/{name}": each for key, own in values.items() for name, each in own.items()})
+        return state
 
     def restore(self, state: dict[str, Any], variables: dict[Key, StoredVariable], buffers: Buffers) -> bool:
         """Take over what `state` gave, for variables of this server; return what `admit` returns."""

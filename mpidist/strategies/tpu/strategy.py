@@ -152,22 +152,22 @@ class TPUStrategy(Strategy):
         return mesh.group.broadcast_here(own, logical_device)
 
 
-def _assignment(given: Any, communicator: Communicator) -> DeviceAssignment:
-    if given is None:
+def _assignment(assignment: Any, communicator: Communicator) -> DeviceAssignment:
+    if assignment is None:
         return DeviceAssignment.build(MeshTopology.of(communicator.topology))
-    if not isinstance(given, DeviceAssignment):
-        raise TypeError(f"experimental_device_assignment must be a DeviceAssignment, got {given!r}")
-    if given.ranks.size != communicator.size:
+    if not isinstance(assignment, DeviceAssignment):
+        raise TypeError(f"experimental_device_assignment must be a DeviceAssignment, got {assignment!r}")
+    if assignment.ranks.size != communicator.size:
         raise ValueError(
-            f"rank {communicator.rank} of {communicator.size}: the device assignment is for {given.ranks.size} ranks. "
-            f"Start `mpidist run -n {given.ranks.size} SCRIPT`, or build it for {communicator.size}"
+            f"rank {communicator.rank} of {communicator.size}: the device assignment is for {assignment.ranks.size} "
+            f"ranks. Start `mpidist run -n {assignment.ranks.size} SCRIPT`, or build it for {communicator.size}"
         )
-    if (numpy.diff(given.ranks, axis=0) < 0).any() or (numpy.diff(given.ranks, axis=1) < 0).any():
+    if (numpy.diff(assignment.ranks, axis=0) < 0).any() or (numpy.diff(assignment.ranks, axis=1) < 0).any():
         raise ValueError(
             "the ranks of a replica, and those of one logical device in all replicas, must be ascending; the device "
-            f"assignment has, replica by replica, {given.ranks.tolist()}"
+            f"assignment has, replica by replica, {assignment.ranks.tolist()}"
         )
-    return given
+    return assignment
 
 
 def _device_names(communicator: Communicator) -> tuple[str, ...]:

@@ -101,19 +101,19 @@ class EntryMetric(Metric):
         return self._metric.compute(sums)
 
 
-def metric_of(name: str, given: Any) -> Metric:
+def metric_of(name: str, entry: Any) -> Metric:
     """Return the metric of an entry of ``eval_metric_ops``, with that name.  Local.
 
     TypeError or ValueError where it is no metric, or is called ``loss`` or ``global_step``, which a result has already.
     """
     if name in ("loss", "global_step"):
         raise ValueError(f"eval_metric_ops has {name!r}, which every evaluation has already: choose another name")
-    if isinstance(given, tuple):
-        if len(given) != 2:
-            raise TypeError(f"eval_metric_ops[{name!r}] must be a metric or (metric, key), got {given!r}")
-        return EntryMetric(metric_of(name, given[0]), given[1])
-    if callable(given) and not isinstance(given, (type, Metric)):
-        return FunctionMean(name, given)
-    found = get(given)
-    found.name = name
-    return found
+    if isinstance(entry, tuple):
+        if len(entry) != 2:
+            raise TypeError(f"eval_metric_ops[{name!r}] must be a metric or (metric, key), got {entry!r}")
+        return EntryMetric(metric_of(name, entry[0]), entry[1])
+    if callable(entry) and not isinstance(entry, (type, Metric)):
+        return FunctionMean(name, entry)
+    metric = get(entry)
+    metric.name = name
+    return metric

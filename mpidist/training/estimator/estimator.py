@@ -286,7 +286,9 @@ class Estimator:
         """Return what evaluates, before a checkpoint is restored, and its data.  Collective, as `evaluate`."""
         require_input_fn(input_fn)
         own_hooks = checked_hooks(hooks)
-        strategy = self._strategy_to_evaluate()
+        strategy = self._config.eval_distribute
+        if strategy is None or isinstance(strategy, ParameterServerStrategy):
+            strategy = STRATEGY
         batches = StepBatches(input_fn, strategy, self._named(ModeKeys.EVAL))
         built = self._build(ModeKeys.EVAL, strategy, batches.outline)
         return ModelEvaluation(built, steps, own_hooks), batches
@@ -375,10 +377,6 @@ class Estimator:
                 "functions on the workers: make no coordinator"
             )
         return strategy
-
-    def _strategy_to_evaluate(self) -> Any:
-        strategy: Any = self._config.eval_distribute
-        return STRATEGY if strategy is None or isinstance(strategy, ParameterServerStrategy) else strategy
 
 
 def _directory(model_dir: Any, config: RunConfig) -> Path:

@@ -182,15 +182,15 @@ def _checked_columns(columns: Any) -> list[NumericColumn]:
     return sorted(found, key=lambda each: each.name)
 
 
-def _optimizer_fn(given: OptimizerChoice | None, columns: int) -> Callable[[], Optimizer]:
-    given = "Ftrl" if given is None else given
+def _optimizer_fn(optimizer: OptimizerChoice | None, columns: int) -> Callable[[], Optimizer]:
+    optimizer = "Ftrl" if optimizer is None else optimizer
     known = ", ".join(sorted(_OPTIMIZERS))
-    if isinstance(given, str):
-        if given not in _OPTIMIZERS:
-            raise ValueError(f"Unsupported optimizer name: {given}. Supported names are: {known}")
-        return lambda: _OPTIMIZERS[given](min(_LEARNING_RATE, 1 / math.sqrt(columns)))
-    if isinstance(given, Optimizer):
-        return lambda: given
-    if callable(given):
-        return given
-    raise TypeError(f"The given object is not an Optimizer instance. Given: {quoted(given)}")
+    if isinstance(optimizer, str):
+        if optimizer not in _OPTIMIZERS:
+            raise ValueError(f"Unsupported optimizer name: {optimizer}. Supported names are: {known}")
+        return lambda: _OPTIMIZERS[optimizer](min(_LEARNING_RATE, 1 / math.sqrt(columns)))
+    if isinstance(optimizer, Optimizer):
+        return lambda: optimizer
+    if callable(optimizer):
+        return optimizer
+    raise TypeError(f"The given object is not an Optimizer instance. Given: {quoted(optimizer)}")

@@ -84,18 +84,18 @@ def values_of_rows(name: str, fn: Callable[[Any, Any], Any], y_true: Any, y_pred
     for all rows, or values of labels and predictions that are spread over one another.  A rank with one row or none
     does not see these; it goes on, and hears of the error in its next collective.
     """
-    found = _by_row(name, fn(y_true, y_pred), rows)
+    values = _by_row(name, fn(y_true, y_pred), rows)
     if rows > 1 and _may_spread(y_true, y_pred):
         first = _by_row(name, fn(y_true[:1], y_pred[:1]), 1)
-        beside_others = found[:1]
-        small = 1e-5 * numpy.abs(found[numpy.isfinite(found)]).max(initial=0)
+        beside_others = values[:1]
+        small = 1e-5 * numpy.abs(values[numpy.isfinite(values)]).max(initial=0)
         if first.shape != beside_others.shape or not numpy.allclose(first, beside_others, 1e-3, small, equal_nan=True):
             raise ValueError(
                 f"metric {name!r} returned another value for a row alone than among {rows} rows: it spreads labels of "
                 f"shape {y_true.shape} and predictions of shape {y_pred.shape} over one another; give both one shape, "
                 "as by labels.reshape(predictions.shape)"
             )
-    return found
+    return values
 
 
 def _may_spread(y_true: Any, y_pred: Any) -> bool:

@@ -374,7 +374,7 @@ def test_device_arrays_stay_on_the_device(key, op):
         results = run_ranks(size, on_rank, memory=DEVICE_ONLY)
     before = [contribution(op, "f8", length, rank, size) for rank in range(size)]
     for rank, result in enumerate(results):
-        for where, values in expected(schedule, op, before, reduced(op, "f8", length, size), rank, 0):
+        for where, values in expected(schedule, before, reduced(op, "f8", length, size), rank, 0):
             np.testing.assert_array_equal(result[where], values)
 
 
