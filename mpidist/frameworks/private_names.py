@@ -86,6 +86,11 @@ PRIVATE_NAMES = (
         "knowing a model's call from a traced one",
         f"{_KERAS}::test_a_stateless_scope_is_seen",
     ),
+    PrivateName(
+        "keras.src.random.seed_generator.global_seed_generator",
+        "random numbers without a seed that differ between replicas",
+        f"{_KERAS}::test_numbers_without_a_seed_ask_one_generator",
+    ),
     PrivateName("keras.Layer._flatten_layers", "finding all layers", f"{_KERAS}::test_layers_of_layers_are_found"),
     PrivateName(
         "keras.Model._flatten_metrics_in_order",

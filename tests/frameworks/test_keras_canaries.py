@@ -165,6 +165,25 @@ def test_seeds_have_a_name():
     assert [tuple(each.shape) for each in model.variables if each.name == "seed_generator_state"] == [(2,)]
 
 
+def test_numbers_without_a_seed_ask_one_generator():
+    """Else they are the same on all replicas."""
+    from keras.src.random.seed_generator import global_seed_generator
+
+    generator, asked = global_seed_generator(), []
+
+    def noted(ordered=True):
+        asked.append(ordered)
+        return type(generator).next(generator, ordered)
+
+    vars(generator)["next"] = noted
+    try:
+        keras.random.uniform((2,))
+        keras.random.dropout(keras.ops.ones((2,)), 0.5)
+    finally:
+        del vars(generator)["next"]
+    assert asked == [False, False] and global_seed_generator() is generator
+
+
 def test_learning_rates_have_a_name():
     """Else each rank has its own."""
     assert [each.name for each in keras.optimizers.Adam(0.5).variables].count("learning_rate") == 1

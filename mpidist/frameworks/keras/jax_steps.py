@@ -23,8 +23,8 @@ from mpidist.frameworks.keras.float_range import half_variables, overflown
 from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables, only_added_to
 from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.seeds import is_seed, own_seed
 from mpidist.frameworks.keras.shares import BatchShare
-from mpidist.frameworks.keras.variables import is_seed, own_seed
 from mpidist.options import ReduceOp
 
 
