@@ -178,10 +178,21 @@ def test_numbers_without_a_seed_ask_one_generator():
     vars(generator)["next"] = noted
     try:
         keras.random.uniform((2,))
-        keras.random.dropout(keras.ops.ones((2,)), 0.5)
+        keras.random.normal((2,))
     finally:
         del vars(generator)["next"]
     assert asked == [False, False] and global_seed_generator() is generator
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="of PyTorch")
+def test_dropout_without_a_seed_asks_the_generator_of_pytorch():
+    """Else dropout is the same on all replicas, or a step need not care."""
+    import torch
+
+    keras.utils.set_random_seed(3)
+    before = torch.default_generator.get_state()
+    keras.layers.Dropout(0.5)(X, training=True)
+    assert not torch.equal(torch.default_generator.get_state(), before)
 
 
 def test_learning_rates_have_a_name():

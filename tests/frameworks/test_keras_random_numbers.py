@@ -1,4 +1,4 @@
-"""Random numbers of layers on N ranks: each rank has its own, and rank 0 those of one process."""
+"""Random numbers of layers on N ranks: each rank has its own, and outside of steps all have those of one seed."""
 
 from __future__ import annotations
 
@@ -17,41 +17,58 @@ from tests.frameworks.keras_models import BACKEND, X, Y, assert_alike, compiled,
 
 pytestmark = pytest.mark.mpi
 
+#: What a layer draws while it is trained, of its generator, made without a seed; the rows do not matter.
+DRAWS = {
+    "keras.random": lambda layer: keras.random.uniform((64,)),
+    "generator": lambda layer: keras.random.uniform((64,), seed=layer.generator),
+    "gamma": lambda layer: keras.random.gamma((64,), 2.0),
+    "dropout": lambda layer: keras.random.dropout(keras.ops.ones((64,)), 0.5, seed=layer.generator),
+    "dropout without": lambda layer: keras.random.dropout(keras.ops.ones((64,)), 0.5),
+    "Dropout": lambda layer: layer.dropout(keras.ops.ones((64,)), training=True),
+    "noise": lambda layer: layer.noise(keras.ops.ones((64,)), training=True),
+}
 
-class Noise(keras.layers.Layer):
-    """Draws numbers while it is trained, without a seed or by a generator that was made without one."""
+_of_torch = pytest.mark.skipif(BACKEND != "torch", reason="a step of JAX is traced, and keeps no values")
 
-    def __init__(self, has_generator):
+
+class Drawing(keras.layers.Layer):
+    def __init__(self, draw):
         super().__init__()
-        self.generator = keras.random.SeedGenerator() if has_generator else None
-        self.drawn = []
+        self.draw, self.drawn = DRAWS[draw], []
+        self.generator = keras.random.SeedGenerator()
+        self.dropout, self.noise = keras.layers.Dropout(0.5), keras.layers.GaussianNoise(1.0)
 
     def call(self, inputs, training=False):
         if training:
-            numbers = keras.random.uniform((4,), seed=self.generator)
-            self.drawn.append(keras.ops.convert_to_numpy(numbers))
+            self.drawn.append(keras.ops.convert_to_numpy(self.draw(self)))
         return inputs
 
 
-def trained(has_generator, is_distributed=True, seed=1):
-    """Return a model that was trained in four steps, and what its layer has drawn; the seed is set alike."""
-    keras.utils.set_random_seed(seed)
+def made(draw, scope=True):
+    """Return a model with a layer that draws, and the layer."""
 
     def make():
-        model = keras.Sequential([keras.Input((3,)), Noise(has_generator), keras.layers.Dense(1)])
+        model = keras.Sequential([keras.Input((3,)), Drawing(draw), keras.layers.Dense(1)])
         compiled(metrics=(), run_eagerly=True)(model)
         return model
 
-    if is_distributed:
+    keras.utils.set_random_seed(1)
+    if scope:
         with mpidist.MultiWorkerMirroredStrategy().scope():
             model = make()
     else:
         model = make()
-    layer = model.layers[0]
-    layer.drawn.clear()
+    model.layers[0].drawn.clear()
+    return model
+
+
+def trained(draw, seed=1, scope=True):
+    """Return a model that was trained in four steps, and what its layer has drawn; seeds are set alike on all ranks."""
+    model = made(draw, scope)
+    keras.utils.set_random_seed(seed)
     model.fit(X, Y, batch_size=16, shuffle=False, verbose=0)
     model.train_on_batch(X[:1], Y[:1])  # other ranks have no rows
-    return model, numpy.stack(layer.drawn)
+    return model, numpy.stack(model.layers[0].drawn)
 
 
 def everywhere(values):
@@ -59,35 +76,79 @@ def everywhere(values):
     return mpidist.MultiWorkerMirroredStrategy().gather(values[None], axis=0)
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="a step of JAX is traced, and keeps no values")
-@pytest.mark.parametrize("has_generator", [True, False])
-def test_numbers_without_a_seed_are_a_rank_s_own(has_generator):
-    model, drawn = trained(has_generator)
-    of_all = everywhere(drawn)
-    for step in range(4):
-        assert len({each.tobytes() for each in of_all[:, step]}) == ranks()
+@_of_torch
+@pytest.mark.parametrize("draw", DRAWS)
+def test_numbers_without_a_seed_are_a_rank_s_own(draw):
+    model, drawn = trained(draw)
+    of_all = everywhere(drawn).reshape(-1, drawn.shape[-1])  # by rank and step
+    assert len({each.tobytes() for each in of_all}) == 4 * ranks()
     assert_alike(model)
-    numpy.testing.assert_array_equal(trained(has_generator)[1], drawn)  # from run to run
-    assert (trained(has_generator, seed=2)[1] != drawn).any()
+    numpy.testing.assert_array_equal(trained(draw)[1], drawn)  # from run to run
     if rank() == 0:
-        numpy.testing.assert_array_equal(trained(has_generator, is_distributed=False)[1], drawn)
+        of_one = trained(draw, scope=False)[1]
+        numpy.testing.assert_array_equal(drawn[0], of_one[0])
+        if "ropout" not in draw:  # whose masks in one process come from one sequence
+            numpy.testing.assert_array_equal(drawn, of_one)
 
 
-def test_numbers_outside_of_steps_are_alike():
-    """Every rank makes the same data; they are those of one process, whatever steps have drawn."""
-    trained(False, is_distributed=False)
-    expected = keras.ops.convert_to_numpy(keras.random.uniform((4,)))
-    trained(False)
-    found = keras.ops.convert_to_numpy(keras.random.uniform((4,)))
-    numpy.testing.assert_array_equal(found, expected)
+@_of_torch
+@pytest.mark.parametrize("draw", ["keras.random", "Dropout"])
+def test_another_seed_gives_other_numbers(draw):
+    assert (trained(draw)[1] != trained(draw, seed=2)[1]).any()
 
 
-def test_a_loop_of_one_s_own():
-    """In a replica a model's call draws a rank's own numbers; elsewhere, where all ranks have all rows, the same."""
-    strategy = mpidist.MultiWorkerMirroredStrategy()
+def test_dropout_differs_between_ranks():
+    """In a loop of one's own, as in `fit`."""
     keras.utils.set_random_seed(1)
+    strategy = mpidist.MultiWorkerMirroredStrategy()
     with strategy.scope():
-        inner = keras.Sequential([keras.Input((3,)), Noise(False), keras.layers.Dense(1)])
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5)])
+    masks = []
+    for _ in range(2):
+        strategy.run(lambda: masks.append(keras.ops.convert_to_numpy(model(numpy.ones((4, 64), "f4"), training=True))))
+    of_all = everywhere(numpy.stack(masks)).reshape(2 * ranks(), -1)
+    assert set(numpy.unique(of_all)) == {0.0, 2.0}
+    assert len({each.tobytes() for each in of_all}) == 2 * ranks()
+
+
+@pytest.mark.parametrize("draw", ["keras.random", "generator"])
+def test_numbers_outside_of_steps_are_those_of_one_process(draw):
+    """Every rank may make the same data by them."""
+
+    def outside():
+        found = [keras.ops.convert_to_numpy(keras.random.uniform((4,)))]
+        if BACKEND == "torch":
+            import torch
+
+            found.append(torch.rand(4).numpy())
+        return numpy.stack(found)
+
+    trained(draw, scope=False)
+    expected = outside()
+    trained(draw)
+    numpy.testing.assert_array_equal(outside(), expected)
+
+
+@_of_torch
+def test_numbers_outside_of_steps_with_dropout_are_alike():
+    """Also where the ranks have other numbers of rows, for which they draw."""
+    import torch
+
+    keras.utils.set_random_seed(1)
+    with mpidist.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+    compiled(metrics=())(model)
+    model.train_on_batch(X[:7], Y[:7])
+    of_all = everywhere(torch.rand(4).numpy())
+    assert (of_all == of_all[0]).all()
+
+
+@pytest.mark.parametrize("draw", ["keras.random", "dropout without"])
+def test_a_loop_of_one_s_own(draw):
+    """In a replica a model's call draws a rank's own numbers; elsewhere, where all ranks have all rows, the same."""
+    inner = made(draw)
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), inner])
     layer = inner.layers[0]
     layer.drawn.clear()
@@ -104,8 +165,7 @@ def test_compiled_code_refuses_numbers_without_a_seed():
     import jax
 
     strategy = mpidist.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), Noise(False)])
+    model = made("keras.random")
     with pytest.raises(ValueError, match="you should only use seeded random ops"):
         strategy.run(jax.jit(lambda: model(X, training=True)))
-    assert strategy.run(jax.jit(lambda: model(X))).shape == X.shape
+    assert strategy.run(jax.jit(lambda: model(X))).shape == Y.shape

@@ -7,6 +7,7 @@ them; the second half applies them.  Nothing is called back out of compiled code
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import jax
@@ -388,6 +389,11 @@ def _synchronized(replica: ModelReplica, model: Any, state: Any) -> Any:
 def is_concrete(value: Any) -> bool:
     """Return whether an array has values, and is not one that is traced.  Local."""
     return not isinstance(value, jax.core.Tracer)
+
+
+def own_generator(number: int) -> AbstractContextManager[None]:
+    """Do nothing: JAX has no random numbers without a seed.  Local."""
+    return nullcontext()
 
 
 def buffers(model: Any) -> list[tuple[str, Any]]:

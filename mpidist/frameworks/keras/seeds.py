@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import numpy
 # Private: where Keras has the seeds of numbers that are drawn without one
 from keras.src.random.seed_generator import global_seed_generator
 
+from mpidist.frameworks.keras import backends
 from mpidist.frameworks.keras.own_methods import put_over
 
 #: The name of the state of a `keras.random.SeedGenerator`: two numbers, the seed and a counter.
@@ -31,11 +33,18 @@ def own_seed(state: numpy.ndarray, number: int) -> numpy.ndarray:
     return numpy.array([seed, state[1]], state.dtype)
 
 
-def own_random_numbers(number: int) -> AbstractContextManager[None]:
-    """Let `keras.random` without a seed give a replica its own numbers, for the time of a ``with`` block.  Local.
+@contextmanager
+def own_random_numbers(number: int) -> Iterator[None]:
+    """Give a replica, by its number, its own random numbers without a seed, for the time of a ``with`` block.  Local.
 
-    Meanwhile the seeds behind them go on as on replica 0, so what is drawn afterwards is alike on replicas again.
+    Replicas whose seeds were alike have the same ones afterwards, whatever was drawn: for data, for example.
     """
+    with backends.seam().own_generator(number), _own_seeds(number):
+        yield
+
+
+def _own_seeds(number: int) -> AbstractContextManager[None]:
+    """Let the seeds that Keras makes be a replica's own; meanwhile those behind them go on as on replica 0."""
     try:
         generator = global_seed_generator() if number else None
     except ValueError:  # in code that JAX compiles, where Keras refuses such numbers

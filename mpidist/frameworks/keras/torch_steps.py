@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -261,6 +263,32 @@ def _as_tensor(leaf: Any) -> Any:
 def is_concrete(value: Any) -> bool:
     """Return whether a tensor has values, and not a shape only.  Local."""
     return value.device.type != "meta"
+
+
+@contextmanager
+def own_generator(number: int) -> Iterator[None]:
+    """Give a replica its own numbers of PyTorch's generator, which Keras' dropout asks, for a ``with`` block.  Local.
+
+    What is drawn depends on a replica's rows, so its end is another state, that follows from the one before.
+    """
+    generator = torch.default_generator
+    before = generator.get_state()
+    if number:
+        generator.manual_seed(_seed_after(before, str(number)))
+    begun = generator.get_state()
+    try:
+        yield
+    finally:
+        is_drawn = not torch.equal(generator.get_state(), begun)
+        generator.set_state(before)
+        if is_drawn:
+            generator.manual_seed(_seed_after(before, "next"))
+
+
+def _seed_after(state: Any, name: str) -> int:
+    """Return a seed that follows from the state of a generator, by what it is for."""
+    digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=8, person=name.encode()).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def share_buffers(replica: ModelReplica, model: Any) -> None:
