@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import random
+import threading
 
 import numpy
 import pytest
@@ -44,7 +46,7 @@ class Drawing(keras.layers.Layer):
         return inputs
 
 
-def made(draw, scope=True):
+def made(draw, seed=1, scope=True):
     """Return a model with a layer that draws, and the layer."""
 
     def make():
@@ -52,7 +54,7 @@ def made(draw, scope=True):
         compiled(metrics=(), run_eagerly=True)(model)
         return model
 
-    keras.utils.set_random_seed(1)
+    keras.utils.set_random_seed(seed)
     if scope:
         with mpidist.MultiWorkerMirroredStrategy().scope():
             model = make()
@@ -64,8 +66,7 @@ def made(draw, scope=True):
 
 def trained(draw, seed=1, scope=True):
     """Return a model that was trained in four steps, and what its layer has drawn; seeds are set alike on all ranks."""
-    model = made(draw, scope)
-    keras.utils.set_random_seed(seed)
+    model = made(draw, seed, scope)
     model.fit(X, Y, batch_size=16, shuffle=False, verbose=0)
     model.train_on_batch(X[:1], Y[:1])  # other ranks have no rows
     return model, numpy.stack(model.layers[0].drawn)
@@ -84,11 +85,9 @@ def test_numbers_without_a_seed_are_a_rank_s_own(draw):
     assert len({each.tobytes() for each in of_all}) == 4 * ranks()
     assert_alike(model)
     numpy.testing.assert_array_equal(trained(draw)[1], drawn)  # from run to run
-    if rank() == 0:
-        of_one = trained(draw, scope=False)[1]
-        numpy.testing.assert_array_equal(drawn[0], of_one[0])
-        if "ropout" not in draw:  # whose masks in one process come from one sequence
-            numpy.testing.assert_array_equal(drawn, of_one)
+    of_one = trained(draw, scope=False)[1]
+    if rank() == 0 and "ropout" not in draw:  # which in one process asks the generator of PyTorch
+        numpy.testing.assert_array_equal(drawn, of_one)
 
 
 @_of_torch
@@ -116,7 +115,7 @@ def test_numbers_outside_of_steps_are_those_of_one_process(draw):
     """Every rank may make the same data by them."""
 
     def outside():
-        found = [keras.ops.convert_to_numpy(keras.random.uniform((4,)))]
+        found = [numpy.array([random.random()] * 4), keras.ops.convert_to_numpy(keras.random.uniform((4,)))]
         if BACKEND == "torch":
             import torch
 
@@ -157,6 +156,24 @@ def test_a_loop_of_one_s_own(draw):
     inside, outside = everywhere(numpy.stack(layer.drawn)).swapaxes(0, 1)
     assert len({each.tobytes() for each in inside}) == ranks()
     assert (outside == outside[0]).all()
+
+
+@_of_torch
+def test_other_threads_draw_as_ever():
+    """Such as those that make batches."""
+    model, found = made("keras.random"), []
+
+    def draw(layer):
+        thread = threading.Thread(target=lambda: found.append(keras.random.uniform((4,)).numpy()))
+        thread.start()
+        thread.join()
+        return keras.random.uniform((4,))
+
+    model.layers[0].draw = draw
+    model.train_on_batch(X, Y)
+    of_all = everywhere(numpy.stack([*found, *model.layers[0].drawn]))
+    assert (of_all[:, 0] == of_all[0, 0]).all()
+    assert len({each.tobytes() for each in of_all[:, 1]}) == ranks()
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="of JAX")

@@ -23,8 +23,8 @@ from mpidist.frameworks.keras.current_step import in_optimizer
 from mpidist.frameworks.keras.float_range import half_variables, overflown
 from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables, only_added_to
+from mpidist.frameworks.keras.random_numbers import is_seed, own_seed
 from mpidist.frameworks.keras.replica import ModelReplica
-from mpidist.frameworks.keras.seeds import is_seed, own_seed
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.options import ReduceOp
 
@@ -391,8 +391,8 @@ def is_concrete(value: Any) -> bool:
     return not isinstance(value, jax.core.Tracer)
 
 
-def own_generator(number: int) -> AbstractContextManager[None]:
-    """Do nothing: JAX has no random numbers without a seed.  Local."""
+def own_dropout(thread: int) -> AbstractContextManager[None]:
+    """Do nothing: on JAX dropout asks the generator of its layer.  Local."""
     return nullcontext()
 
 

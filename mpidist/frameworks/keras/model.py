@@ -24,8 +24,8 @@ from mpidist.frameworks.keras.current_step import stepping
 from mpidist.frameworks.keras.given import adapter_of, on_host, split
 from mpidist.frameworks.keras.inputs import cut, rows_of
 from mpidist.frameworks.keras.optimizer import distribute_optimizer
+from mpidist.frameworks.keras.random_numbers import own_random_numbers
 from mpidist.frameworks.keras.replica import ModelReplica
-from mpidist.frameworks.keras.seeds import own_random_numbers
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.keras.variables import optimizers_of, share_weights, state_of
 from mpidist.training.predictions import input_order
@@ -216,6 +216,7 @@ def _on_batch(model: Any, method: Callable[..., Any], arrays: tuple[Any, Any, An
         x, y, sample_weight = map(on_host, arrays)
         what, is_training = f"{method.__name__} of a Keras model", method.__name__ == "train_on_batch"
         facts.compare_arrays(replica, what, (x, y, sample_weight), facts.rates(model) if is_training else {})
+        is_due = is_training and replica.is_due(model)  # counted where no rank has failed yet
         share = BatchShare.of(rows_of((x, y, sample_weight)), replica.number, replica.count)
         replica.shares.clear()
         replica.shares.append(share)
@@ -224,7 +225,7 @@ def _on_batch(model: Any, method: Callable[..., Any], arrays: tuple[Any, Any, An
             found = method(*(cut(each, share) for each in (x, y, sample_weight)), **options)
         finally:
             replica.is_for_one_batch = False
-        if is_training and replica.is_due(model):
+        if is_due:
             facts.compare_weights(replica, state_of(model), f"weights after {what}")
         return found
 

@@ -45,15 +45,17 @@ def _apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> 
         # Private: the step may look at them
         self._iterations.assign_add(1)
         return None
+    is_due = False
     if replica.share is None:
         grads = _reduced_alone(self, replica, grads, self.variables)
+        is_due = replica.is_due(self)
     else:
         grads = backends.seam().reduced(replica, list(grads), id(self) in replica.weighted)
     if replica.halves:
         grads = overflown(grads, known, replica.halves)
     with in_optimizer():
         stock(self).apply(grads, given)
-    if replica.share is None:
+    if is_due:
         _compare(self, replica, known, self.variables)
     return None
 
@@ -67,9 +69,11 @@ def _stateless_apply(
     if replica.collected is not None:
         return backends.seam().collect(replica, self, optimizer_variables, grads, trainable_variables)
     grads = _reduced_alone(self, replica, grads, optimizer_variables)
+    is_due = replica.is_due(self)
     with in_optimizer():
         found = stock(self).stateless_apply(optimizer_variables, grads, trainable_variables)
-    _compare(self, replica, *found)
+    if is_due:
+        _compare(self, replica, *found)
     return found
 
 
@@ -84,7 +88,7 @@ def _reduced_alone(self: Any, replica: ModelReplica, grads: Sequence[Any], value
     rates = numpy.array([keras.ops.convert_to_numpy(each) for each in learning_rates(self, values)], "float32")
     columns = numpy.zeros((len(rates), replica.count), "float32")
     columns[:, replica.number] = rates
-    *grads, columns = backends.seam().reduced(replica, [*grads, keras.ops.convert_to_tensor(columns)], False)
+    *totals, columns = backends.seam().reduced(replica, [*grads, keras.ops.convert_to_tensor(columns)], False)
     for each in keras.ops.convert_to_numpy(columns):
         differing = numpy.flatnonzero(~numpy.isclose(each, each[0], 0, 0, equal_nan=True))
         if len(differing):
@@ -92,18 +96,17 @@ def _reduced_alone(self: Any, replica: ModelReplica, grads: Sequence[Any], value
                 f"{replica.name}: the learning rate of an optimizer of Keras, {type(self).__name__}, is "
                 f"{each[differing[0]]} on rank {differing[0]}, expected {each[0]}, as on rank 0: set it on every rank"
             )
-    return grads
+    return totals
 
 
 def _compare(self: Any, replica: ModelReplica, weights: Sequence[Any], values: Sequence[Any]) -> None:
-    """Compare what an optimizer has updated, and its own variables, in some of its calls.  Collective.
+    """Compare what an optimizer has updated, and its own variables.  Collective.
 
     CollectiveMismatchError, on all ranks: they differ.
     """
-    if replica.is_due(self):
-        named = [("of a weight", each) for each in weights]
-        named += [(variable.name, value) for variable, value in zip(self.variables, values, strict=True)]
-        facts.compare_weights(replica, named, "weights that an optimizer of Keras has updated")
+    named = [("of a weight", each) for each in weights]
+    named += [(variable.name, value) for variable, value in zip(self.variables, values, strict=True)]
+    facts.compare_weights(replica, named, "weights that an optimizer of Keras has updated")
 
 
 def _scale_loss(self: Any, loss: Any) -> Any:

@@ -14,7 +14,7 @@ from mpidist import context
 from mpidist.arrays import byte_view
 from mpidist.errors import CollectiveMismatchError
 from mpidist.frameworks.keras.current_step import step_of, stepping
-from mpidist.frameworks.keras.seeds import own_random_numbers
+from mpidist.frameworks.keras.random_numbers import own_random_numbers
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.replicas import Replicas, replicas_of
 from mpidist.options import ReduceOp

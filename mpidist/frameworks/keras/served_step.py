@@ -16,7 +16,7 @@ from mpidist.frameworks.keras.classes import of_keras, replica_of
 from mpidist.frameworks.keras.compile_config import CompileConfig
 from mpidist.frameworks.keras.current_step import step_of
 from mpidist.frameworks.keras.inputs import given_rows
-from mpidist.frameworks.keras.seeds import is_seed, own_random_numbers, own_seed
+from mpidist.frameworks.keras.random_numbers import is_seed, own_random_numbers, own_seed
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.keras.step_parts import StepPart

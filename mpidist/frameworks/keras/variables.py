@@ -10,8 +10,8 @@ import numpy
 
 from mpidist.frameworks.keras import backends
 from mpidist.frameworks.keras.classes import replica_of
+from mpidist.frameworks.keras.random_numbers import is_seed, own_seed
 from mpidist.frameworks.keras.replica import ModelReplica
-from mpidist.frameworks.keras.seeds import is_seed, own_seed
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import keras
 import numpy
 
 # Private: where Keras has the seeds of numbers that are drawn without one
-from keras.src.random.seed_generator import global_seed_generator
+from keras.src.random import seed_generator
+from keras.src.random.seed_generator import global_seed_generator as seed_generator_of_all
 
 from mpidist.frameworks.keras import backends
 from mpidist.frameworks.keras.own_methods import put_over
@@ -37,23 +39,25 @@ def own_seed(state: numpy.ndarray, number: int) -> numpy.ndarray:
 def own_random_numbers(number: int) -> Iterator[None]:
     """Give a replica, by its number, its own random numbers without a seed, for the time of a ``with`` block.  Local.
 
-    Replicas whose seeds were alike have the same ones afterwards, whatever was drawn: for data, for example.
+    The seeds behind them go on as in one process, so what is drawn afterwards, such as data, is alike on replicas whose
+    seeds are.  Other threads draw as ever.
     """
-    with backends.seam().own_generator(number), _own_seeds(number):
+    thread = get_ident()
+
+    def own_generator() -> Any:
+        generator = seed_generator_of_all()
+        return _OwnSeeds(generator, number) if number and get_ident() == thread else generator
+
+    with put_over([(seed_generator, "global_seed_generator", own_generator)]), backends.seam().own_dropout(thread):
         yield
 
 
-def _own_seeds(number: int) -> AbstractContextManager[None]:
-    """Let the seeds that Keras makes be a replica's own; meanwhile those behind them go on as on replica 0."""
-    try:
-        generator = global_seed_generator() if number else None
-    except ValueError:  # in code that JAX compiles, where Keras refuses such numbers
-        generator = None
-    if generator is None:
-        return nullcontext()
+class _OwnSeeds:
+    """A `keras.random.SeedGenerator` as a replica has it."""
 
-    def drawn(ordered: bool = True) -> Any:
-        state = keras.ops.convert_to_numpy(type(generator).next(generator, ordered))
-        return keras.ops.convert_to_tensor(own_seed(state, number))
+    def __init__(self, generator: keras.random.SeedGenerator, number: int) -> None:
+        self._generator, self._number = generator, number
 
-    return put_over([(generator, "next", drawn)])
+    def next(self, ordered: bool = True) -> Any:
+        state = keras.ops.convert_to_numpy(self._generator.next(ordered))
+        return keras.ops.convert_to_tensor(own_seed(state, self._number))
