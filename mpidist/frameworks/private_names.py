@@ -92,6 +92,16 @@ PRIVATE_NAMES = (
         f"{_KERAS}::test_numbers_without_a_seed_ask_one_generator",
     ),
     PrivateName(
+        "keras.src.random.seed_generator",
+        "random numbers without a seed that differ between replicas",
+        f"{_KERAS}::test_numbers_without_a_seed_ask_one_generator",
+    ),
+    PrivateName(
+        "keras.src.backend.torch.random",
+        "dropout that differs between replicas, on PyTorch",
+        f"{_KERAS}::test_dropout_without_a_seed_asks_the_generator_of_pytorch",
+    ),
+    PrivateName(
         "keras.src.backend.torch.random.dropout",
         "dropout that differs between replicas, on PyTorch",
         f"{_KERAS}::test_dropout_without_a_seed_asks_the_generator_of_pytorch",
