@@ -86,6 +86,31 @@ PRIVATE_NAMES = (
         "knowing a model's call from a traced one",
         f"{_KERAS}::test_a_stateless_scope_is_seen",
     ),
+    PrivateName(
+        "keras.src.random.seed_generator.global_seed_generator",
+        "random numbers without a seed that differ between replicas",
+        f"{_KERAS}::test_numbers_without_a_seed_ask_one_generator",
+    ),
+    PrivateName(
+        "keras.src.random.seed_generator",
+        "random numbers without a seed that differ between replicas",
+        f"{_KERAS}::test_numbers_without_a_seed_ask_one_generator",
+    ),
+    PrivateName(
+        "keras.src.backend.torch.random",
+        "dropout that differs between replicas, on PyTorch",
+        f"{_KERAS}::test_dropout_without_a_seed_asks_the_generator_of_pytorch",
+    ),
+    PrivateName(
+        "keras.src.backend.torch.random.dropout",
+        "dropout that differs between replicas, on PyTorch",
+        f"{_KERAS}::test_dropout_without_a_seed_asks_the_generator_of_pytorch",
+    ),
+    PrivateName(
+        "keras.src.backend.torch.random.torch_seed_generator",
+        "dropout that differs between replicas, on PyTorch",
+        f"{_KERAS}::test_dropout_without_a_seed_asks_the_generator_of_pytorch",
+    ),
     PrivateName("keras.Layer._flatten_layers", "finding all layers", f"{_KERAS}::test_layers_of_layers_are_found"),
     PrivateName(
         "keras.Model._flatten_metrics_in_order",

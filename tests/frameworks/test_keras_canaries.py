@@ -165,6 +165,36 @@ def test_seeds_have_a_name():
     assert [tuple(each.shape) for each in model.variables if each.name == "seed_generator_state"] == [(2,)]
 
 
+def test_numbers_without_a_seed_ask_one_generator(monkeypatch):
+    """Else they are the same on all replicas."""
+    from keras.src.random import seed_generator
+
+    found, asked = keras.random.SeedGenerator(3), []
+    monkeypatch.setattr(seed_generator, "global_seed_generator", lambda: asked.append(1) or found)
+    keras.random.uniform((2,))
+    keras.random.normal((2,))
+    assert len(asked) == 2
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="of PyTorch")
+def test_dropout_without_a_seed_asks_the_generator_of_pytorch(monkeypatch):
+    """Else dropout is the same on all replicas, or a step need not care."""
+    import torch
+    from keras.src.backend.torch import random
+
+    def state():
+        return torch.default_generator.get_state()
+
+    before, layer = state(), keras.layers.Dropout(0.5)
+    layer(X, training=True)
+    assert not torch.equal(state(), before)
+    seed = keras.ops.convert_to_numpy(layer.seed_generator.state)
+    assert isinstance(random.torch_seed_generator(layer.seed_generator), torch.Generator)
+    assert list(keras.ops.convert_to_numpy(layer.seed_generator.state) - seed) == [0, 1]
+    monkeypatch.setattr(random, "dropout", lambda inputs, rate, noise_shape=None, seed=None: "replaced")
+    assert layer(X, training=True) == keras.random.dropout(X, 0.5) == "replaced"
+
+
 def test_learning_rates_have_a_name():
     """Else each rank has its own."""
     assert [each.name for each in keras.optimizers.Adam(0.5).variables].count("learning_rate") == 1

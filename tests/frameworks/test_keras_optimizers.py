@@ -13,6 +13,8 @@ if importlib.util.find_spec("keras") is None:
 import keras
 
 import mpidist
+from mpidist.errors import CollectiveMismatchError
+from mpidist.frameworks.keras import replica
 from tests.frameworks.keras_models import (
     BACKEND,
     X,
@@ -173,6 +175,126 @@ def test_optimizers_in_a_list():
     many = made_in_scope(make, sgd)
     many.fit(X, Y, batch_size=7, shuffle=False, verbose=0)
     assert_same(one, many)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_learning_rate_that_one_rank_sets():
+    """Each call of `train_on_batch` compares it."""
+    model = distributed(sequential, compiled())
+    for _ in range(2):
+        model.train_on_batch(X, Y)
+    if rank() == 1:
+        model.optimizer.learning_rate = 0.5
+    with pytest.raises(CollectiveMismatchError, match=r"learning rate 0 \(Adam\): 0.(5|02) on .*, 0.(02|5) on "):
+        model.train_on_batch(X, Y)
+    model.optimizer.learning_rate = 0.25
+    model.train_on_batch(X, Y)
+    assert_alike(model)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_weights_that_one_rank_changes(calls, monkeypatch):
+    """The first call of `train_on_batch` compares them, and then some calls."""
+    monkeypatch.setattr(replica, "_CALLS_PER_COMPARISON", 3)
+    model = distributed(sequential, compiled())
+    model.fit(X, Y, verbose=0)
+    for _ in range(calls):
+        model.train_on_batch(X, Y)
+    if rank() == 1:
+        model.layers[-1].bias.assign([7.0])
+    for _ in range(-calls % 3):
+        model.train_on_batch(X, Y)
+    with pytest.raises(CollectiveMismatchError, match="weights after train_on_batch.*variable 3 bias: 0x.* on "):
+        model.train_on_batch(X, Y)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_weights_are_compared_every_50_calls():
+    model = distributed(sequential, compiled())
+    model.train_on_batch(X, Y)
+    if rank() == 1:
+        model.layers[-1].bias.assign([7.0])
+    for _ in range(49):
+        model.train_on_batch(X[:4], Y[:4])
+    with pytest.raises(CollectiveMismatchError, match="weights after train_on_batch"):
+        model.train_on_batch(X[:4], Y[:4])
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="a step of JAX that applies no gradients is refused")
+@pytest.mark.mpi(min_size=2)
+def test_a_step_that_updates_weights_by_itself():
+    """`train_on_batch` finds it as `fit` does."""
+    import torch
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            loss = self.compute_loss(*data[:2], self(data[0], training=True))
+            loss.backward()
+            with torch.no_grad():
+                for each in self.trainable_variables:
+                    each.value.sub_(0.1 * each.value.grad)
+            return {"loss": loss}
+
+    def make():
+        inputs = keras.Input((3,))
+        return Own(inputs, keras.layers.Dense(1)(inputs))
+
+    with pytest.raises(CollectiveMismatchError, match="weights after train_on_batch"):
+        distributed(make, compiled(metrics=())).train_on_batch(X, Y)
+
+
+def applied(optimizer, variable):
+    """Give an optimizer a gradient, in a replica, by the method of the backend."""
+
+    def step():
+        gradients = [keras.ops.ones(variable.shape)]
+        if BACKEND == "torch":
+            optimizer.apply(gradients, [variable])
+            return
+        state = [[each.value for each in several] for several in (optimizer.variables, [variable])]
+        found = optimizer.stateless_apply(state[0], gradients, state[1])
+        for several, values in zip(([variable], optimizer.variables), found, strict=True):
+            for each, value in zip(several, values, strict=True):
+                each.assign(value)
+
+    optimizer.strategy_of_test.run(step)
+
+
+def own_loop():
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.5, momentum=0.5)
+    variable = keras.Variable(numpy.zeros(3, "f4"))
+    optimizer.build([variable])
+    vars(optimizer)["strategy_of_test"] = strategy
+    return optimizer, variable
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_learning_rate_that_one_rank_sets_in_a_loop_of_one_s_own():
+    optimizer, variable = own_loop()
+    applied(optimizer, variable)
+    if rank() == 1:
+        optimizer.learning_rate = 0.125
+    with pytest.raises(CollectiveMismatchError, match="SGD, is 0.125 on rank 1, expected 0.5, as on rank 0"):
+        applied(optimizer, variable)
+    numpy.testing.assert_allclose(keras.ops.convert_to_numpy(variable), -0.5 * ranks())  # it was not updated
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("calls", [0, 1])
+def test_weights_that_one_rank_changes_in_a_loop_of_one_s_own(calls, monkeypatch):
+    monkeypatch.setattr(replica, "_CALLS_PER_COMPARISON", 2)
+    optimizer, variable = own_loop()
+    for _ in range(calls):
+        applied(optimizer, variable)
+    if rank() == 1:
+        variable.assign([1.0, 0.0, 0.0])
+    for _ in range(calls):
+        applied(optimizer, variable)
+    with pytest.raises(CollectiveMismatchError, match="weights that an optimizer of Keras has updated.*variable 0"):
+        applied(optimizer, variable)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -17,6 +17,7 @@ if importlib.util.find_spec("keras") is None:
 import keras
 
 import mpidist
+from mpidist.world import world_communicator
 from tests.frameworks.keras_models import (
     BOUNDS,
     X,
@@ -25,6 +26,7 @@ from tests.frameworks.keras_models import (
     assert_same,
     compiled,
     distributed,
+    folder_of_rank_0,
     sequential,
     stock,
 )
@@ -164,6 +166,44 @@ def test_signatures_are_those_of_each_class():
     for make in (own_compile, registered, own_compile):
         model = distributed(make, compile_fn)
         assert len(model.fit(X, Y, verbose=0).history["loss"]) == 1
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
+def test_processes_of_one_number_write_one_file(name, tmp_path, monkeypatch):
+    """As in containers: each writes under a name of its own, and the file is whole."""
+    path, written = folder_of_rank_0(tmp_path) / name, []
+    model = distributed(sequential, compiled())
+    model.fit(X, Y, verbose=0)
+    method = "save" if name == "model.keras" else "save_weights"
+    of_keras = getattr(keras.Model, method)
+
+    def noted(self, filepath, *args, **settings):
+        written.append(str(filepath))
+        return of_keras(self, filepath, *args, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keras.Model, method, noted)
+        patch.setattr(os, "getpid", lambda: 1)
+        getattr(model, method)(path)
+    every = world_communicator().exchange(written[0].encode())
+    assert len(written) == 1 and len(set(every)) == len(every)
+    again = sequential()
+    again.load_weights(path)
+    assert_same(again, model)
+    assert [each.name for each in path.parent.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["model.weights.json", "model.weights.h5"])
+@pytest.mark.filterwarnings("ignore:.*sharded weights requires")
+def test_weights_in_several_files(name, tmp_path):
+    """One has the names of the others."""
+    model = distributed(sequential, compiled())
+    model.fit(X, Y, verbose=0)
+    model.save_weights(tmp_path / name, max_shard_size=1e-7)
+    again = sequential()
+    again.load_weights(tmp_path / "model.weights.json")
+    assert_same(again, model)
+    assert len(list(tmp_path.iterdir())) > 2 and not list(tmp_path.glob(".*"))
 
 
 def test_an_evaluator_takes_whole_files_of_keras(tmp_path, caplog):

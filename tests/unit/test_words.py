@@ -38,7 +38,7 @@ EVERYDAY = set(
     lambda launch lazy leftover level line list log lone loopback lost
     machine main manager mapping max measure measured membership merge message method min missing mode
     monitoring
-    name nest network no norm not
+    name nest network no norm not number
     object of on once open option order origin out outcome output own owner
     package packed page pair pretended parallel parameter parser part path per pickle piped pipeline
     placement plain planned private

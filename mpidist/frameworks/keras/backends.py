@@ -29,8 +29,8 @@ _OLDEST = (3, 12)
 def seam() -> Any:
     """Return the module for the backend of Keras.  Local.
 
-    Each has ``reduced(replica, gradients, is_weighted)``, ``is_concrete(value)``, ``buffers(model)``,
-    ``share_buffers(replica, model)``, and, of a model and its replica, `METHODS`.
+    Each has ``reduced(replica, gradients, is_weighted)``, ``is_concrete(value)``, ``own_dropout(thread)``,
+    ``buffers(model)``, ``share_buffers(replica, model)``, and, of a model and its replica, `METHODS`.
     """
     return importlib.import_module(_SEAMS[keras.backend.backend()])
 

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy
 
-from mpidist.frameworks.keras import backends, facts, metrics
+from mpidist.frameworks.keras import facts, metrics
 from mpidist.frameworks.keras.replica import ModelReplica
-from mpidist.frameworks.keras.variables import is_seed, optimizers_of, synchronize, variables_of
+from mpidist.frameworks.keras.variables import learning_rates, optimizers_of, state_of, synchronize
 from mpidist.training.callbacks.base import Callback as TrainerCallback
 
 #: What writes files, sends or shows something: only the chief has it.
@@ -92,8 +92,7 @@ class _Agreed(keras.callbacks.Callback):
             synchronize(self._replica, self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        states = [each for optimizer in optimizers_of(self.model) for each in optimizer.variables]
-        rates = [each for each in states if each.name == "learning_rate"]
+        rates = [rate for optimizer in optimizers_of(self.model) for rate in learning_rates(optimizer)]
         values = self._replica.from_chief([keras.ops.convert_to_numpy(each) for each in rates])
         for rate, value in zip(rates, values, strict=True):
             rate.assign(value)
@@ -101,6 +100,4 @@ class _Agreed(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         replica = self._replica
         replica.is_stopped |= bool(replica.sum([replica.is_vote])[0])
-        kept = [(each.name, each) for each in variables_of(self.model) if not is_seed(each)]
-        kept += backends.seam().buffers(self.model)
-        facts.compare_weights(replica, kept, "weights of a Keras model at the end of an epoch")
+        facts.compare_weights(replica, state_of(self.model), "weights of a Keras model at the end of an epoch")

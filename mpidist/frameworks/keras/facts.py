@@ -11,7 +11,7 @@ import numpy
 
 from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.keras.replica import ModelReplica
-from mpidist.frameworks.keras.variables import optimizers_of
+from mpidist.frameworks.keras.variables import learning_rates, optimizers_of
 from mpidist.input.agreement import Facts, checksum
 
 #: The call that is made of each batch of a loader or generator, and at its end.
@@ -85,6 +85,15 @@ def compare_weights(replica: ModelReplica, variables: Sequence[tuple[str, Any]],
         shown = checksum(array.view("uint8"), max(_MOST_BYTES // len(variables), 64))
         facts.append(fact(f"variable {place} {_without_numbers(name)}", f"{shown:#010x}"))
     replica.compare(what, facts)
+
+
+def rates(model: keras.Model) -> dict[str, str]:
+    """Return the learning rates of a model's optimizers, as settings for `compare_arrays`.  Local."""
+    pairs = [(each, rate) for each in optimizers_of(model) for rate in learning_rates(each)]
+    return {
+        f"learning rate {place} ({type(optimizer).__name__})": str(keras.ops.convert_to_numpy(rate)[()])
+        for place, (optimizer, rate) in enumerate(pairs)
+    }
 
 
 def _without_numbers(name: str) -> str:

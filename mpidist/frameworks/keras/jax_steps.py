@@ -7,6 +7,7 @@ them; the second half applies them.  Nothing is called back out of compiled code
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import jax
@@ -22,9 +23,9 @@ from mpidist.frameworks.keras.current_step import in_optimizer
 from mpidist.frameworks.keras.float_range import half_variables, overflown
 from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables, only_added_to
+from mpidist.frameworks.keras.random_numbers import is_seed, own_seed
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
-from mpidist.frameworks.keras.variables import is_seed, own_seed
 from mpidist.options import ReduceOp
 
 
@@ -388,6 +389,11 @@ def _synchronized(replica: ModelReplica, model: Any, state: Any) -> Any:
 def is_concrete(value: Any) -> bool:
     """Return whether an array has values, and is not one that is traced.  Local."""
     return not isinstance(value, jax.core.Tracer)
+
+
+def own_dropout(thread: int) -> AbstractContextManager[None]:
+    """Do nothing: on JAX dropout asks the generator of its layer.  Local."""
+    return nullcontext()
 
 
 def buffers(model: Any) -> list[tuple[str, Any]]:

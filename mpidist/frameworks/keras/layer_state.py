@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import keras
 
 from mpidist.frameworks.keras.own_methods import put_over
-from mpidist.frameworks.keras.variables import is_seed
+from mpidist.frameworks.keras.random_numbers import is_seed
 
 _SUM, _FIRST, _MEAN, _UNKNOWN = "sum", "only_first_replica", "mean", "unknown"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from mpidist.frameworks.keras.current_step import stepping
 from mpidist.frameworks.keras.given import adapter_of, on_host, split
 from mpidist.frameworks.keras.inputs import cut, rows_of
 from mpidist.frameworks.keras.optimizer import distribute_optimizer
+from mpidist.frameworks.keras.random_numbers import own_random_numbers
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
-from mpidist.frameworks.keras.variables import optimizers_of, share_weights
+from mpidist.frameworks.keras.variables import optimizers_of, share_weights, state_of
 from mpidist.training.predictions import input_order
 
 
@@ -212,15 +214,20 @@ def _on_batch(model: Any, method: Callable[..., Any], arrays: tuple[Any, Any, An
     def run() -> Any:
         checks.require_trainable(model)
         x, y, sample_weight = map(on_host, arrays)
-        facts.compare_arrays(replica, f"{method.__name__} of a Keras model", (x, y, sample_weight), {})
+        what, is_training = f"{method.__name__} of a Keras model", method.__name__ == "train_on_batch"
+        facts.compare_arrays(replica, what, (x, y, sample_weight), facts.rates(model) if is_training else {})
+        is_due = is_training and replica.is_due(model)  # counted where no rank has failed yet
         share = BatchShare.of(rows_of((x, y, sample_weight)), replica.number, replica.count)
         replica.shares.clear()
         replica.shares.append(share)
         replica.is_for_one_batch = True
         try:
-            return method(*(cut(each, share) for each in (x, y, sample_weight)), **options)
+            found = method(*(cut(each, share) for each in (x, y, sample_weight)), **options)
         finally:
             replica.is_for_one_batch = False
+        if is_due:
+            facts.compare_weights(replica, state_of(model), f"weights after {what}")
+        return found
 
     return replica.run(run)
 
@@ -242,12 +249,14 @@ def begin(models: Sequence[Any]) -> None:
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     replica = replica_of(self)
-    if replica is not None and not replica.has_chiefs_weights and _is_by_itself(replica, (args, kwargs)):
+    is_by_itself = replica is not None and _is_by_itself(replica, (args, kwargs))
+    if is_by_itself and not replica.has_chiefs_weights:
         if not self.built:
             compute_output_spec(stock(self).__call__, *args, **kwargs)
         facts.compare_models(replica, self, "the first call of a Keras model, which takes the weights of rank 0")
         share_weights(replica, self)
-    return stock(self).__call__(*args, **kwargs)
+    with own_random_numbers(replica.number) if is_by_itself and replica.is_in_force else nullcontext():
+        return stock(self).__call__(*args, **kwargs)
 
 
 def _is_by_itself(replica: ModelReplica, given: Any) -> bool:
@@ -359,12 +368,11 @@ def _replaced(path: Path, overwrite: bool) -> Iterator[Path]:
     if path.exists() and not overwrite:
         yield path  # Keras asks
         return
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    # a folder has one maker, where in containers several processes have one number; Keras asks for the name's ending
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        yield Path(folder, path.name)
+        for each in sorted(os.listdir(folder), key=lambda name: name.endswith(".json")):  # which names the others
+            os.replace(Path(folder, each), path.with_name(each))
 
 
 def _of_backend(name: str) -> Callable[..., Any]:

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras
+import numpy
 
-from mpidist import context
-from mpidist.frameworks.keras import backends
+from mpidist.errors import CollectiveMismatchError
+from mpidist.frameworks.keras import backends, facts
 from mpidist.frameworks.keras.classes import distribute, replica_of, stock
 from mpidist.frameworks.keras.current_step import in_optimizer, is_in_optimizer, stepping
 from mpidist.frameworks.keras.float_range import overflown
 from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.variables import learning_rates
 
 
 def distribute_optimizer(optimizer: keras.optimizers.Optimizer, replica: ModelReplica) -> None:
@@ -36,20 +38,26 @@ def _apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> 
     replica = _outermost(self)
     if replica is None or not len(grads):
         return stock(self).apply(grads, trainable_variables)
+    given = None if trainable_variables is None else list(trainable_variables)
+    known = self._trainable_variables if given is None else given
     if replica.collected is not None:  # servers apply them
-        known = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         replica.collected.append((self, list(grads), known))
         # Private: the step may look at them
         self._iterations.assign_add(1)
         return None
+    is_due = False
     if replica.share is None:
-        _require_replica(replica)
-    grads = backends.seam().reduced(replica, list(grads), id(self) in replica.weighted)
+        grads = _reduced_alone(self, replica, grads, self.variables)
+        is_due = replica.is_due(self)
+    else:
+        grads = backends.seam().reduced(replica, list(grads), id(self) in replica.weighted)
     if replica.halves:
-        known = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         grads = overflown(grads, known, replica.halves)
     with in_optimizer():
-        return stock(self).apply(grads, trainable_variables)
+        stock(self).apply(grads, given)
+    if is_due:
+        _compare(self, replica, known, self.variables)
+    return None
 
 
 def _stateless_apply(
@@ -60,10 +68,45 @@ def _stateless_apply(
         return stock(self).stateless_apply(optimizer_variables, grads, trainable_variables)
     if replica.collected is not None:
         return backends.seam().collect(replica, self, optimizer_variables, grads, trainable_variables)
-    _require_replica(replica)
-    grads = backends.seam().reduced(replica, list(grads), False)
+    grads = _reduced_alone(self, replica, grads, optimizer_variables)
+    is_due = replica.is_due(self)
     with in_optimizer():
-        return stock(self).stateless_apply(optimizer_variables, grads, trainable_variables)
+        found = stock(self).stateless_apply(optimizer_variables, grads, trainable_variables)
+    if is_due:
+        _compare(self, replica, *found)
+    return found
+
+
+def _reduced_alone(self: Any, replica: ModelReplica, grads: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """Return gradients summed in a loop of the user's own; learning rates go with them, a column for each replica.
+
+    `values`: of the optimizer's variables.  RuntimeError: it is not called in a replica.  CollectiveMismatchError, on
+    all ranks: learning rates differ.
+    """
+    if not replica.is_in_force:
+        _refuse(replica)
+    rates = numpy.array([keras.ops.convert_to_numpy(each) for each in learning_rates(self, values)], "float32")
+    columns = numpy.zeros((len(rates), replica.count), "float32")
+    columns[:, replica.number] = rates
+    *totals, columns = backends.seam().reduced(replica, [*grads, keras.ops.convert_to_tensor(columns)], False)
+    for each in keras.ops.convert_to_numpy(columns):
+        differing = numpy.flatnonzero(~numpy.isclose(each, each[0], 0, 0, equal_nan=True))
+        if len(differing):
+            raise CollectiveMismatchError(
+                f"{replica.name}: the learning rate of an optimizer of Keras, {type(self).__name__}, is "
+                f"{each[differing[0]]} on rank {differing[0]}, expected {each[0]}, as on rank 0: set it on every rank"
+            )
+    return totals
+
+
+def _compare(self: Any, replica: ModelReplica, weights: Sequence[Any], values: Sequence[Any]) -> None:
+    """Compare what an optimizer has updated, and its own variables.  Collective.
+
+    CollectiveMismatchError, on all ranks: they differ.
+    """
+    named = [("of a weight", each) for each in weights]
+    named += [(variable.name, value) for variable, value in zip(self.variables, values, strict=True)]
+    facts.compare_weights(replica, named, "weights that an optimizer of Keras has updated")
 
 
 def _scale_loss(self: Any, loss: Any) -> Any:
@@ -77,13 +120,6 @@ def _scale_loss(self: Any, loss: Any) -> Any:
         return loss
     replica.weighted.add(id(self))
     return scaled * replica.weight
-
-
-def _require_replica(replica: ModelReplica) -> None:
-    """Raise RuntimeError outside of `strategy.run`, where it is not known whether all ranks apply gradients."""
-    present = context.get_replica_context()
-    if present is None or present.strategy is not replica.strategy:
-        _refuse(replica)
 
 
 def _refuse(replica: ModelReplica) -> NoReturn:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy
 
@@ -13,9 +14,13 @@ from mpidist import context
 from mpidist.arrays import byte_view
 from mpidist.errors import CollectiveMismatchError
 from mpidist.frameworks.keras.current_step import step_of, stepping
+from mpidist.frameworks.keras.random_numbers import own_random_numbers
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.replicas import Replicas, replicas_of
 from mpidist.options import ReduceOp
+
+#: So many calls of `train_on_batch`, or of an optimizer in a loop of the user's own, have one comparison of weights.
+_CALLS_PER_COMPARISON = 50
 
 
 class ModelReplica:
@@ -79,6 +84,7 @@ class ModelReplica:
         self.predict_step: Any = None
         self.last_share: BatchShare | None = None
         self._depth = 0
+        self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._forget_step()
 
     def _forget_step(self) -> None:
@@ -106,6 +112,12 @@ class ModelReplica:
     def is_chief(self) -> bool:
         """Whether this rank writes files and shows progress."""
         return self.number == 0
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether the code runs in a replica of the strategy, so that all ranks run it."""
+        present = context.get_replica_context()
+        return present is not None and present.strategy is self.strategy
 
     @property
     def is_running(self) -> bool:
@@ -164,7 +176,7 @@ class ModelReplica:
         self.share, self.weight = share, share.weight
         self.weighted.clear()
         try:
-            with step_of(self):
+            with step_of(self), own_random_numbers(self.number):
                 yield
         finally:
             self.share = None
@@ -213,6 +225,12 @@ class ModelReplica:
         for place, values in zip(places, numpy.split(flat, numpy.cumsum([len(each) for each in places])), strict=False):
             place[...] = values
         return results
+
+    def is_due(self, owner: Any) -> bool:
+        """Return whether weights are compared in this call, of those for a model or an optimizer.  Local."""
+        before = self._calls.get(owner, 0)
+        self._calls[owner] = before + 1
+        return before % _CALLS_PER_COMPARISON == 0
 
     def compare(self, what: str, facts: list[tuple[str, Any, tuple[int, ...]]]) -> None:
         """Raise CollectiveMismatchError on all ranks unless they have the same facts.  Collective."""

@@ -14,8 +14,8 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.frameworks.keras import backends
 from mpidist.frameworks.keras.compile_config import CompileConfig, compile_config_of
 from mpidist.frameworks.keras.own_optimizer import is_scheduled, own_optimizer, settings_of
+from mpidist.frameworks.keras.random_numbers import is_seed
 from mpidist.frameworks.keras.replica import ModelReplica
-from mpidist.frameworks.keras.variables import is_seed
 from mpidist.frameworks.replicas import Replicas
 from mpidist.optimizers import Optimizer
 from mpidist.options import ReduceOp

@@ -16,10 +16,10 @@ from mpidist.frameworks.keras.classes import of_keras, replica_of
 from mpidist.frameworks.keras.compile_config import CompileConfig
 from mpidist.frameworks.keras.current_step import step_of
 from mpidist.frameworks.keras.inputs import given_rows
+from mpidist.frameworks.keras.random_numbers import is_seed, own_random_numbers, own_seed
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.keras.step_parts import StepPart
-from mpidist.frameworks.keras.variables import is_seed, own_seed
 from mpidist.input.from_function import InputContext
 from mpidist.optimizers import Optimizer
 from mpidist.parameter_server.coordinator.values import on_worker
@@ -140,7 +140,8 @@ class _Worker:
             metrics.require_zeros(model, replica.workers)
             self._epoch, self._batches_of_epoch = epoch, 0
         self._batches_of_epoch += 1
-        logs, part = self._together(data) if replica.batches_per_step else (self._alone(data), None)
+        with own_random_numbers(on_worker.index or 0):
+            logs, part = self._together(data) if replica.batches_per_step else (self._alone(data), None)
         held = [numpy.array(keras.ops.convert_to_numpy(each)) for each in model.metrics_variables]
         logs = {name: _on_host(value) for name, value in metrics.flat(logs).items()}
         return StepResult(self._name, self._batches_of_epoch, held, logs, optimizer.micro_step, part)

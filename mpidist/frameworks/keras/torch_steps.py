@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from threading import get_ident
 from typing import Any
 
 import keras
 import numpy
 import torch
+
+# Private: what layers draw by
+from keras.src.backend.torch import random as torch_random
 
 # Private: a validation goes through its data as `fit` of Keras does
 from keras.src.backend.torch.trainer import TorchEpochIterator
@@ -17,6 +22,7 @@ from mpidist.frameworks.keras.classes import stock
 from mpidist.frameworks.keras.float_range import half_variables
 from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.layer_state import layer_variables, only_added_to
+from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.keras.variables import synchronize
@@ -261,6 +267,27 @@ def _as_tensor(leaf: Any) -> Any:
 def is_concrete(value: Any) -> bool:
     """Return whether a tensor has values, and not a shape only.  Local."""
     return value.device.type != "meta"
+
+
+def own_dropout(thread: int) -> AbstractContextManager[None]:
+    """Let dropout without a seed in a thread ask its layer's generator, a replica's own, for a ``with`` block.  Local.
+
+    Keras has it ask PyTorch's, which may be alike on all replicas.
+    """
+    of_keras = torch_random.dropout
+
+    def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
+        is_seeded = not (seed is None or isinstance(seed, keras.random.SeedGenerator) and _is_without_seed(seed))
+        if is_seeded or noise_shape is not None or not 0 < rate < 1 or get_ident() != thread:
+            return of_keras(inputs, rate, noise_shape, seed)
+        generator = torch_random.torch_seed_generator(seed)
+        return inputs * torch.empty_like(inputs).bernoulli_(1 - rate, generator=generator).div_(1 - rate)
+
+    return put_over([(torch_random, "dropout", dropout)])
+
+
+def _is_without_seed(generator: keras.random.SeedGenerator) -> bool:
+    return generator.get_config()["seed"] is None
 
 
 def share_buffers(replica: ModelReplica, model: Any) -> None:

@@ -10,24 +10,8 @@ import numpy
 
 from mpidist.frameworks.keras import backends
 from mpidist.frameworks.keras.classes import replica_of
+from mpidist.frameworks.keras.random_numbers import is_seed, own_seed
 from mpidist.frameworks.keras.replica import ModelReplica
-
-#: The name of the state of a `keras.random.SeedGenerator`: two numbers, the seed and a counter.
-_SEED = "seed_generator_state"
-
-#: By so much the seeds of neighbours differ: counters do not come there.
-_SEED_STEP = 0x1E3779B1
-
-
-def is_seed(variable: Any) -> bool:
-    """Return whether a variable is the state of a `keras.random.SeedGenerator`.  Local."""
-    return variable.name == _SEED and tuple(variable.shape) == (2,)
-
-
-def own_seed(state: numpy.ndarray, number: int) -> numpy.ndarray:
-    """Return the state of a seed for a replica by its number; replica 0 has it as it is.  Local."""
-    seed = (int(state[0]) + number * _SEED_STEP) % 2**31 if number else int(state[0])
-    return numpy.array([seed, state[1]], state.dtype)
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
@@ -45,6 +29,22 @@ def variables_of(model: keras.Model) -> list[Any]:
     """Return the variables of a model and of its optimizers.  Local."""
     found = {id(each): each for owner in (model, *optimizers_of(model)) for each in owner.variables}
     return list(found.values())
+
+
+def state_of(model: keras.Model) -> list[tuple[str, Any]]:
+    """Return, with names, what all replicas have alike of a model and of its optimizers.  Local."""
+    kept = [(each.name, each) for each in variables_of(model) if not is_seed(each)]
+    return kept + backends.seam().buffers(model)
+
+
+def learning_rates(optimizer: Any, values: Sequence[Any] | None = None) -> list[Any]:
+    """Return the variables of an optimizer that are learning rates, or what is among `values` in their places.  Local.
+
+    A schedule is none: it follows from the number of steps.
+    """
+    variables = optimizer.variables
+    pairs = zip(variables, variables if values is None else values, strict=False)
+    return [value for variable, value in pairs if variable.name == "learning_rate"]
 
 
 def synchronize(replica: ModelReplica, model: keras.Model) -> None:
