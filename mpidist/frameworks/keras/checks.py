@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from keras.src.backend import get_keras_mask
 from mpidist.frameworks.keras import backends
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.row_values import by_number, require_row_values
 
 #: The reduction of losses that are given by name, or as functions.
 _MEAN = "sum_over_batch_size"
@@ -78,7 +80,8 @@ def losses_of_rows(losses: Iterable[Any], is_weighted: bool, who: str) -> Abstra
     """Refuse losses that are no means over rows by what they return, for the time of a ``with`` block.  Local.
 
     NotImplementedError, when a loss is called: it has a mask, and would divide by the places that are not masked; or it
-    is one number for all rows, and none that Keras computes as their mean without weights.
+    is one number for all rows, and none that Keras computes as their mean without weights.  ValueError: its values are
+    not those of rows.
     """
     return put_over((each, "call", _calling(each, is_weighted, who)) for each in losses)
 
@@ -100,6 +103,9 @@ def _calling(loss: Any, is_weighted: bool, who: str) -> Callable[[Any, Any], Any
                 "Return a loss for each row, as keras.ops.mean(keras.ops.square(labels - outputs), axis=-1) is; with "
                 "Dice and Tversky name the axes within a row by axis"
             )
+        if keras.ops.shape(values):
+            function = functools.partial(type(loss).call, loss)
+            require_row_values(loss, f"{who}: the loss {loss.name!r}", function, (y_true, y_pred), values, by_number)
         return values
 
     return call
