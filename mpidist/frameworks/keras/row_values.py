@@ -44,7 +44,7 @@ def require_row_values(
     values: Any,
     measure: Callable[[Shape, int], Hashable],
 ) -> None:
-    """Raise ValueError unless the values of a function belong to rows, so that those of parts of a batch add up.  Local.
+    """Raise ValueError unless the values of a function belong to rows, so that parts of a batch add up.  Local.
 
     What it returns for other numbers of rows is the same on all replicas, so all raise it, also one with a single row.
     Shapes that were found right are not looked at again.
@@ -73,8 +73,8 @@ def require_row_values(
             raise ValueError(f"{says}: {_ADVICE}")
         if _shape_of(function, *_of_rows(given, rows, rows, rows)) is not None:
             raise ValueError(
-                f"{says}, and fails for {fewer} or {more} rows, as where an axis of rows meets one of columns, and they "
-                f"are {rows} by chance: {_ADVICE}"
+                f"{says}, and fails for {fewer} or {more} rows, as where rows meet columns, which are as many by "
+                f"chance: {_ADVICE}"
             )
     mixed = _of_rows(given, rows, fewer, more)
     if _shape_of(function, *mixed) is not None and _shape_of(function, *_of_like_axes(*mixed)) is None:
@@ -84,6 +84,28 @@ def require_row_values(
             "shape (rows,) to (rows, 1), as labels[:, None], or let the function do so"
         )
     found.add((shape, shapes))
+
+
+def require_row_weights(who: str, values: Any, weights: Any) -> None:
+    """Raise ValueError where Keras would multiply values of rows by the weights of other rows.  Local.
+
+    It does so where the rows of the weights meet another axis of the values, of the same size by chance.  Of nested
+    `weights`, one array has to fit.
+    """
+    shape = tuple(keras.ops.shape(values))
+    shapes = [tuple(keras.ops.shape(each)) for each in keras.tree.flatten(weights) if each is not None]
+    if shapes and not any(_is_for(each, shape) for each in shapes):
+        raise ValueError(
+            f"{who} returned values of shape {shape}, and sample_weight has the shape {shapes[0]}, of which the rows "
+            f"meet the last axis of the values: give weights of {len(shape)} axes, such as "
+            f"(rows{', 1' * (len(shape) - 1)})"
+        )
+
+
+def _is_for(weights: Shape, values: Shape) -> bool:
+    """Return whether weights have the axes of values, as Keras takes them, or are one for all."""
+    fewer, more = sorted((weights, values), key=len)
+    return not weights or len(fewer) == len(more) or len(fewer) + 1 == len(more) and more[-1] == 1
 
 
 def _shape_of(function: Callable[[Any, Any], Any], labels: Any, outputs: Any) -> Shape | None:
