@@ -143,7 +143,9 @@ def test_labels_of_one_axis_that_meet_columns():
     """Keras alone refuses it, unless there are as many rows as columns; and so it was with those of each rank."""
     x = rows_of(COLUMNS * ranks())
     for loss, metrics in ((Own(means, name="means"), []), (Own(outputs_alone), [means])):
-        with pytest.raises(ValueError, match="'means' returned values of shape .*fails for 24 or 36 rows.*by chance"):
+        with pytest.raises(
+            ValueError, match="'means' returned values of shape .*fails for 24 or 36 rows, as where rows meet columns"
+        ):
             check(identity, loss, metrics, x, x[:, 0])
 
 
@@ -223,6 +225,16 @@ def test_a_function_that_needs_no_labels(count):
 def test_values_of_pairs_of_rows():
     x = rows_of(4 * ranks())
     assert check(identity, pairs, [pairs], x, x) == pytest.approx({"loss": 1, "pairs": 1})
+
+
+def test_a_function_of_a_number_of_rows():
+    """It cannot be asked for other numbers of rows, and its values are those of rows."""
+    x = rows_of(4 * ranks())
+
+    def of_four(y, outputs):
+        return ops.reshape(means(y, outputs), (4,))
+
+    assert check(identity, of_four, [of_four], x, x + 2) == pytest.approx({"loss": 4, "of_four": 4}, rel=1e-5)
 
 
 def test_a_function_that_squeezes_outputs():

@@ -71,11 +71,9 @@ def require_row_values(
     if len(known) < len(others):
         if shape[0] % rows:
             raise ValueError(f"{says}: {_ADVICE}")
-        if _shape_of(function, *_of_rows(given, rows, rows, rows)) is not None:
-            raise ValueError(
-                f"{says}, and fails for {fewer} or {more} rows, as where rows meet columns, which are as many by "
-                f"chance: {_ADVICE}"
-            )
+        is_by_chance = rows == 1 or rows in columns
+        if is_by_chance and _shape_of(function, *_of_rows(given, rows, rows, rows)) is not None:
+            raise ValueError(f"{says}, and fails for {fewer} or {more} rows, as where rows meet columns: {_ADVICE}")
     mixed = _of_rows(given, rows, fewer, more)
     if _shape_of(function, *mixed) is not None and _shape_of(function, *_of_like_axes(*mixed)) is None:
         raise ValueError(
