@@ -78,7 +78,7 @@ PRIVATE_NAMES = (
     ),
     PrivateName(
         "keras.src.backend.compute_output_spec",
-        "building a model without values",
+        "building a model, and looking at shapes of losses, without values",
         f"{_KERAS}::test_a_model_is_built_without_values",
     ),
     PrivateName(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from keras.src.backend import get_keras_mask
 from mpidist.frameworks.keras import backends
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.row_values import by_number, require_row_values, require_row_weights
 
 #: The reduction of losses that are given by name, or as functions.
 _MEAN = "sum_over_batch_size"
@@ -74,17 +76,18 @@ def compiled_losses(model: Any) -> list[Any]:
     return [each.loss for each in getattr(given, "_flat_losses", None) or ()]
 
 
-def losses_of_rows(losses: Iterable[Any], is_weighted: bool, who: str) -> AbstractContextManager[None]:
+def losses_of_rows(losses: Iterable[Any], weights: Any, who: str) -> AbstractContextManager[None]:
     """Refuse losses that are no means over rows by what they return, for the time of a ``with`` block.  Local.
 
     NotImplementedError, when a loss is called: it has a mask, and would divide by the places that are not masked; or it
-    is one number for all rows, and none that Keras computes as their mean without weights.
+    is one number for all rows, and none that Keras computes as their mean without weights.  ValueError: its values,
+    or the weights, are not those of rows.
     """
-    return put_over((each, "call", _calling(each, is_weighted, who)) for each in losses)
+    return put_over((each, "call", _calling(each, weights, who)) for each in losses)
 
 
-def _calling(loss: Any, is_weighted: bool, who: str) -> Callable[[Any, Any], Any]:
-    is_mean = getattr(loss, "fn", None) in _MEANS and not is_weighted
+def _calling(loss: Any, weights: Any, who: str) -> Callable[[Any, Any], Any]:
+    is_mean = getattr(loss, "fn", None) in _MEANS and weights is None
 
     def call(y_true: Any, y_pred: Any) -> Any:
         values = type(loss).call(loss, y_true, y_pred)
@@ -100,6 +103,10 @@ def _calling(loss: Any, is_weighted: bool, who: str) -> Callable[[Any, Any], Any
                 "Return a loss for each row, as keras.ops.mean(keras.ops.square(labels - outputs), axis=-1) is; with "
                 "Dice and Tversky name the axes within a row by axis"
             )
+        if keras.ops.shape(values):
+            function, called = functools.partial(type(loss).call, loss), f"{who}: the loss {loss.name!r}"
+            require_row_values(loss, called, function, (y_true, y_pred), values, by_number)
+            require_row_weights(called, values, weights)
         return values
 
     return call
@@ -170,11 +177,11 @@ def loss_arguments(model: Any, replica: ModelReplica, arguments: dict[str, Any])
             'replica\'s rows; use "sum_over_batch_size", which divides by their number'
         )
     if reductions == {"sum"}:
-        arguments["sample_weight"] = _times(replica.factor, weights, predictions[0])
+        arguments["sample_weight"] = _times(replica.factor, weights)
     return arguments
 
 
-def _times(factor: Any, weights: Any, like: Any) -> Any:
-    """Return weights, of 1 where there are none, times a factor."""
-    ones = keras.ops.ones((like.shape[0],), dtype=like.dtype)
-    return keras.tree.map_structure(lambda each: (ones if each is None else each) * factor, weights)
+def _times(factor: Any, weights: Any) -> Any:
+    """Return weights times a factor, and this for all rows where there are none."""
+    of_all = keras.ops.convert_to_tensor(factor)
+    return keras.tree.map_structure(lambda each: of_all if each is None else each * factor, weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import numpy
 
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.row_values import by_first_axis, require_row_values
 
 #: The metrics that take the mean of what a function returns.
 _FUNCTION = keras.metrics.MeanMetricWrapper
@@ -158,7 +160,7 @@ def _weighing(metric: Any, replica: ModelReplica) -> Callable[..., None]:
 
 
 def functions_of_rows(metrics: Iterable[Any]) -> list[tuple[Any, str, Any]]:
-    """Return what is put over the functions in metrics, so that they refuse to be one number for all rows.  Local."""
+    """Return what is put over the functions in metrics, so that they refuse to be no values of rows.  Local."""
     # Private: the function that a metric takes the mean of
     return [(each, "_fn", _of_rows(each, each._fn)) for each in metrics if isinstance(each, _FUNCTION)]
 
@@ -166,12 +168,9 @@ def functions_of_rows(metrics: Iterable[Any]) -> list[tuple[Any, str, Any]]:
 def _of_rows(metric: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
     def of_rows(y_true: Any, y_pred: Any, **kwargs: Any) -> Any:
         values = fn(y_true, y_pred, **kwargs)
-        shape, rows = tuple(keras.ops.shape(values)), keras.tree.flatten(y_pred)[0].shape[0]
-        if not shape or shape[0] % rows:
-            raise ValueError(
-                f"metric {metric.name!r} returned values of shape {shape} for {rows} rows: return a value for each "
-                "row, as keras.ops.mean(keras.ops.abs(labels - outputs), axis=-1) is of outputs of two axes"
-            )
+        function = functools.partial(fn, **kwargs)
+        who = f"metric {metric.name!r}"
+        require_row_values(metric, who, function, (y_true, y_pred), values, by_first_axis)
         return values
 
     return of_rows

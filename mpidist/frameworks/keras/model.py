@@ -287,7 +287,7 @@ def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
         return stock(self).compute_loss(*args, **kwargs)
     given = checks.bound_loss(stock(self).compute_loss, args, kwargs)
     given = checks.loss_arguments(self, replica, given)
-    with checks.losses_of_rows(checks.compiled_losses(self), given.get("sample_weight") is not None, replica.name):
+    with checks.losses_of_rows(checks.compiled_losses(self), given.get("sample_weight"), replica.name):
         return stock(self).compute_loss(**given)
 
 

@@ -115,7 +115,7 @@ class KerasModelFunction:
 
     def _loss_of(self, labels: Any, predictions: Any) -> Any:
         checks.require_no_mask(predictions, "model_to_estimator")
-        with checks.losses_of_rows([self._loss], False, "model_to_estimator"):
+        with checks.losses_of_rows([self._loss], None, "model_to_estimator"):
             return self._loss(labels, predictions)
 
     def _prediction(self, trained: Any, others: Any, features: Any) -> Any:

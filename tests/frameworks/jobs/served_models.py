@@ -428,13 +428,19 @@ TOGETHER = [
 ]
 
 
+def greatest(y, outputs):
+    return keras.ops.max(keras.ops.abs(y - outputs), axis=0)
+
+
 def together(folder):
     """A step of three batches is one of a batch three times as large, whoever computes them; the last has fewer."""
     strategy = mpidist.ParameterServerStrategy(num_ps=1, consistency=BackupWorkers(3))
     with strategy.scope():
         models = [compiled(make, optimizer(), own=()) for make, optimizer, _ in TOGETHER]
         peaks = compiled(plain, "sgd")
-        summed, scalar, number = plain(), plain(), plain()
+        summed, scalar, number, by_column, spread = plain(), plain(), plain(), plain(), plain()
+        by_column.compile("sgd", greatest)
+        spread.compile("sgd", "mse", metrics=["poisson"])
         number.compile("sgd", "mse", metrics=[cubes])
         summed.compile("sgd", keras.losses.MeanSquaredError("sum"))
         scalar.compile("sgd", cubes)
@@ -453,6 +459,8 @@ def together(folder):
     refused(lambda: peaks.fit(X, Y, verbose=0), NotImplementedError, "more than add to its variable 'peak/most'")
     refused(lambda: scalar.fit(X, Y, verbose=0), NotImplementedError, "one number for all rows")
     refused(lambda: number.fit(X, Y, verbose=0), ValueError, "return a value for each row")
+    refused(lambda: by_column.fit(X, Y, verbose=0), ValueError, "'greatest' returned values of shape (1,)")
+    refused(lambda: spread.fit(X, Y[:, 0], verbose=0), ValueError, "'poisson' returned values of shape")
     refused(lambda: assigning.fit(X, Y, verbose=0), NotImplementedError, "of which it is not known how much it adds")
     before = unsaid.get_weights()
     refused(lambda: unsaid.fit(X, Y, verbose=0), NotImplementedError, "its value over all replicas")
