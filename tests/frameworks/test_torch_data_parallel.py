@@ -155,7 +155,15 @@ def named_module(seed):
     return torch.nn.ModuleDict({"module": torch.nn.Sequential(torch.nn.BatchNorm1d(3), tanh_model(seed))})
 
 
-@pytest.mark.parametrize("make", [tanh_model, named_module])
+def wrapping_module(seed):
+    """Return a layer around another of the same names."""
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(2, 3).double()
+    model.module = torch.nn.Linear(2, 3).double()
+    return model
+
+
+@pytest.mark.parametrize("make", [tanh_model, named_module, wrapping_module])
 @pytest.mark.parametrize("around", [Around, lambda net: torch.nn.Sequential(torch.nn.Sequential(net), tanh_model(2))])
 def test_a_module_around_it_loads_its_own_state(make, around):
     """Which is that of the module without it; that with PyTorch's own class is loaded, too."""

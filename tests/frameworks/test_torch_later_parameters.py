@@ -203,6 +203,26 @@ def test_those_that_a_distributed_optimizer_does_not_have(is_strategy, change, t
     world().barrier()
 
 
+def test_parameters_that_another_distributed_optimizer_has():
+    """Though the first one looks for them before that one reduces their first gradients."""
+
+    def trained(distributed, cut):
+        model = frozen_first()
+        head = distributed(momentum([model[2].bias]), model.named_parameters())
+        rest = distributed(momentum([*model[0].parameters(), model[2].weight]), model.named_parameters())
+        for seed in range(4):
+            is_trained(model[0], seed >= 2)
+            x, y = cut(rows(12, seed=seed))
+            model.zero_grad()
+            cross_entropy(model(x), y).backward()
+            rest.step()
+            head.step()
+        return model
+
+    found = trained(mpidist.torch.DistributedOptimizer, lambda batch: part(batch, "even"))
+    assert_alike(found, trained(lambda optimizer, named: optimizer, lambda batch: batch))
+
+
 def test_another_model_and_its_optimizer_are_nobody_s_business():
     """Whatever its parameters do, in an optimizer that is not distributed."""
     model, other = tanh_model(), frozen_first()
@@ -287,4 +307,7 @@ def test_parameters_that_stand_in_for_a_pass_are_not_kept():
     cross_entropy(model(x), y).backward()
     assert_same_bits(*(each.grad for each in model.parameters()))
     assert not any(each() is not None for each in known)
+    given = dict(model.named_parameters())
+    found = torch.func.grad(lambda own: torch.func.functional_call(model, own, (x,)).sum())(given)
+    assert found["module.2.bias"].tolist() == [len(x)] * CLASSES
     assert len(model._reduction._hooked) == len([*model.parameters()])

@@ -145,9 +145,14 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             if self.broadcast_buffers and self.training and not self._reduction.is_held:
                 self._share_buffers()
             if not self._contents.are_as_noted():
-                self._contents.note(self.module)
-                self._reduction.watch()
+                self._watch_new()
         return self.module(*args, **kwargs)
+
+    def _watch_new(self) -> None:
+        """Watch what came; tensors that are no parameters stand there for this pass only, as by `functional_call`."""
+        if all(isinstance(each, torch.nn.Parameter) for each in self.module.parameters()):
+            self._contents.note(self.module)
+            self._reduction.watch()
 
     def _share_buffers(self) -> None:
         """Give all replicas the buffers of the first that has rows.  Collective."""
@@ -259,15 +264,15 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
     def _is_of_pytorch(self, names: Set[str]) -> bool:
         """Return whether a state with these names is one that PyTorch's own class has saved."""
-        is_bare = not self.module.state_dict().keys().isdisjoint(names)
-        return bool(names) and not is_bare and all(name.startswith(_PREFIX) for name in names)
+        own, without = self.module.state_dict().keys(), {name.removeprefix(_PREFIX) for name in names}
+        return all(name.startswith(_PREFIX) for name in names) and len(own & without) > len(own & names)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Have the modules below find the state of a module around this one, which has the bare names in it."""
         names = {each.removeprefix(prefix) for each in state_dict if each.startswith(prefix)}
         if not self._is_of_pytorch(names):
-            for name in names:
-                state_dict[f"{prefix}{_PREFIX}{name}"] = state_dict.pop(prefix + name)
+            found = {f"{prefix}{_PREFIX}{name}": state_dict.pop(prefix + name) for name in names}
+            state_dict.update(found)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -30,7 +30,7 @@ from mpidist.compression import Compression
 from mpidist.errors import CollectiveMismatchError, listed, quoted
 from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import crossing
-from mpidist.frameworks.torch.backward import PassWatch, current_pass
+from mpidist.frameworks.torch.backward import PassWatch
 from mpidist.frameworks.torch.comparison import StepComparison, check_equal
 from mpidist.frameworks.torch.gradients import NOTES, GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, Joining
@@ -50,6 +50,9 @@ _OVERLAPS = ("auto", "none")
 
 #: By the id of a parameter: itself, and what reduces its gradient.
 _owners: dict[int, tuple[ref[torch.Tensor], ref[GradientReduction]]] = {}
+
+#: All that there are.
+_reductions: WeakSet[GradientReduction] = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ class GradientReduction:
         self.has_overlapped = False
         self._bind(trainable(named()))
         self.watch()
+        _reductions.add(self)
 
     def _bind(self, named: Sequence[Named]) -> GradientList:
         """Return the list of these parameters, whose gradients nobody else reduces from now on."""
@@ -171,6 +175,10 @@ class GradientReduction:
     def _is_hooked(self, parameter: torch.Tensor) -> bool:
         found = self._hooked.get(id(parameter))
         return found is not None and found() is parameter
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Return whether a parameter is one of those that there are now.  Local."""
+        return self._is_hooked(parameter) and any(each is parameter for _, each in self._named())
 
     def look_after(self, modules: Sequence[torch.nn.Module]) -> None:
         """Find parameters, from now on, that come into these modules and that nobody reduces.  Local."""
@@ -258,7 +266,7 @@ class GradientReduction:
         """
         if self.is_skipped and not is_asked:
             return
-        if self.replicas.size > 1 and self._watch.is_inside():
+        if self._is_inside():
             self.reduce(_Given(is_inside=True))  # which raises
         origins, is_mixed = self._origins, self._origins.is_mixed(optimizer)
         if origins.has_local:
@@ -273,7 +281,12 @@ class GradientReduction:
 
     def is_concerned(self, optimizer: Any) -> bool:
         """Return whether an optimizer takes what nobody reduces, or, in a pass, what is reduced here.  Local."""
-        return (current_pass() >= 0 and self.takes(optimizer)) or len(self._unowned_of(optimizer)) > 0
+        is_inside = not self.is_skipped and self._is_inside() and self.takes(optimizer)
+        return is_inside or len(self._unowned_of(optimizer)) > 0
+
+    def _is_inside(self) -> bool:
+        """Return whether a pass is going on whose gradients are to be reduced at its end.  Local."""
+        return self.replicas.size > 1 and self._watch.is_inside()
 
     def before_other(self, optimizer: Any) -> None:
         """Raise on all replicas as a step of an optimizer that is not distributed concerns this.  Collective."""
@@ -663,7 +676,10 @@ def _own(name: str, parameter: torch.Tensor, reduction: GradientReduction) -> No
 
 
 def _is_owned(parameter: torch.Tensor | None) -> bool:
-    return parameter is not None and _owner_of(parameter) is not None
+    """Return whether somebody reduces a parameter's gradient, perhaps from the end of this pass on."""
+    if parameter is None:
+        return False
+    return _owner_of(parameter) is not None or any(each.has(parameter) for each in _reductions)
 
 
 def _owner_of(parameter: torch.Tensor) -> GradientReduction | None:
