@@ -297,6 +297,36 @@ def test_weights_that_one_rank_changes_in_a_loop_of_one_s_own(calls, monkeypatch
         applied(optimizer, variable)
 
 
+@pytest.mark.parametrize("rate", [0.5, keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)])
+def test_an_optimizer_of_one_s_own_in_a_loop_of_one_s_own(rate):
+    """What its `apply` returns comes back, also where the rate is a schedule."""
+
+    class Telling(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            super().apply(grads, trainable_variables)
+            return float(grads[0][0])
+
+    strategy, variable = mpidist.MultiWorkerMirroredStrategy(), keras.Variable(numpy.zeros(3, "f4"))
+    with strategy.scope():
+        optimizer = Telling(rate)
+    found = []
+    strategy.run(lambda: found.append(optimizer.apply([keras.ops.ones(3)], [variable])))
+    assert found == [ranks()]
+    numpy.testing.assert_allclose(keras.ops.convert_to_numpy(variable), -0.5 * ranks())
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="of JAX")
+@pytest.mark.mpi(min_size=2)
+def test_gradients_that_are_applied_in_compiled_code():
+    import jax
+
+    optimizer, variable = own_loop()
+    state = [each.value for each in optimizer.variables]
+    step = jax.jit(lambda state, value: optimizer.stateless_apply(state, [value], [value]))
+    with pytest.raises(NotImplementedError, match="gradients are applied inside jax.jit"):
+        optimizer.strategy_of_test.run(step, args=(state, variable.value))
+
+
 @pytest.mark.mpi(min_size=2)
 def test_a_model_that_is_trained_inside_of_a_step():
     if BACKEND != "torch":

@@ -206,6 +206,24 @@ def test_weights_in_several_files(name, tmp_path):
     assert len(list(tmp_path.iterdir())) > 2 and not list(tmp_path.glob(".*"))
 
 
+def test_a_model_that_is_not_zipped(tmp_path, monkeypatch):
+    """Ranks write one folder at the same time, also where it is there already."""
+    path = folder_of_rank_0(tmp_path) / "model"
+    model, of_keras = distributed(sequential, compiled()), keras.Model.save
+
+    def together(self, *args, **settings):
+        of_keras(self, *args, **settings)
+        world_communicator().exchange(b"written")
+
+    monkeypatch.setattr(keras.Model, "save", together)
+    for _ in range(2):
+        model.fit(X, Y, verbose=0)
+        model.save(path, zipped=False)
+        world_communicator().exchange(b"saved")
+        assert_same(keras.models.load_model(path), model)
+    assert [each.name for each in path.parent.iterdir()] == ["model"]
+
+
 def test_an_evaluator_takes_whole_files_of_keras(tmp_path, caplog):
     """The oldest first; what is damaged is passed over, and what is being written is not looked at."""
     model, folder = stock(sequential, compiled()), tmp_path / "saved"

@@ -356,7 +356,7 @@ def _save_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
 def _saved(save: Callable[..., Any], filepath: Any, args: Any, kwargs: Any) -> Any:
     """Save as the classes of the user's; a file is complete at once, since several ranks may write the same one."""
     path = Path(filepath)
-    if not isinstance(filepath, (str, os.PathLike)) or path.is_dir() or not path.parent.is_dir():
+    if not isinstance(filepath, (str, os.PathLike)) or not path.parent.is_dir():
         with stock_classes():
             return save(filepath, *args, **kwargs)
     with stock_classes(), _replaced(path, kwargs.get("overwrite", args[0] if args else True)) as temporary:
@@ -371,8 +371,12 @@ def _replaced(path: Path, overwrite: bool) -> Iterator[Path]:
     # a folder has one maker, where in containers several processes have one number; Keras asks for the name's ending
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         yield Path(folder, path.name)
-        for each in sorted(os.listdir(folder), key=lambda name: name.endswith(".json")):  # which names the others
-            os.replace(Path(folder, each), path.with_name(each))
+        for each in sorted(Path(folder).rglob("*"), key=lambda each: each.suffix == ".json"):  # which names the others
+            place = path.parent / each.relative_to(folder)
+            if each.is_dir():  # of a model that is not zipped
+                place.mkdir(exist_ok=True)
+            else:
+                os.replace(each, place)
 
 
 def _of_backend(name: str) -> Callable[..., Any]:

@@ -54,10 +54,10 @@ def _apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> 
     if replica.halves:
         grads = overflown(grads, known, replica.halves)
     with in_optimizer():
-        stock(self).apply(grads, given)
+        found = stock(self).apply(grads, given)
     if is_due:
         _compare(self, replica, known, self.variables)
-    return None
+    return found
 
 
 def _stateless_apply(
@@ -78,25 +78,26 @@ def _stateless_apply(
 
 
 def _reduced_alone(self: Any, replica: ModelReplica, grads: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """Return gradients summed in a loop of the user's own; learning rates go with them, a column for each replica.
+    """Return gradients summed in a loop of the user's own; learning rates go with them, a place for each replica.
 
     `values`: of the optimizer's variables.  RuntimeError: it is not called in a replica.  CollectiveMismatchError, on
     all ranks: learning rates differ.
     """
     if not replica.is_in_force:
         _refuse(replica)
-    rates = numpy.array([keras.ops.convert_to_numpy(each) for each in learning_rates(self, values)], "float32")
-    columns = numpy.zeros((len(rates), replica.count), "float32")
-    columns[:, replica.number] = rates
-    *totals, columns = backends.seam().reduced(replica, [*grads, keras.ops.convert_to_tensor(columns)], False)
-    for each in keras.ops.convert_to_numpy(columns):
+    is_own = numpy.arange(replica.count) == replica.number
+    rates = [keras.ops.convert_to_tensor(each) for each in learning_rates(self, values)]
+    rates = [keras.ops.where(is_own, each, 0.0) for each in rates]
+    totals = backends.seam().reduced(replica, [*grads, *rates], False)
+    for total in totals[len(grads) :]:
+        each = numpy.asarray(keras.ops.convert_to_numpy(total), "float32")
         differing = numpy.flatnonzero(~numpy.isclose(each, each[0], 0, 0, equal_nan=True))
         if len(differing):
             raise CollectiveMismatchError(
                 f"{replica.name}: the learning rate of an optimizer of Keras, {type(self).__name__}, is "
                 f"{each[differing[0]]} on rank {differing[0]}, expected {each[0]}, as on rank 0: set it on every rank"
             )
-    return totals
+    return totals[: len(grads)]
 
 
 def _compare(self: Any, replica: ModelReplica, weights: Sequence[Any], values: Sequence[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, ValuesView
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,8 +18,8 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     """Return the optimizers that a model has as attributes, or in lists and mappings that are attributes.  Local."""
     found: dict[int, Any] = {}
     for value in list(vars(model).values()):
-        several = value.values() if isinstance(value, dict) else value
-        for each in list(several) if isinstance(several, (list, tuple, ValuesView)) else [value]:
+        several = list(value.values()) if isinstance(value, dict) else value
+        for each in several if isinstance(several, (list, tuple)) else [value]:
             if isinstance(each, keras.optimizers.Optimizer):
                 found[id(each)] = each
     return list(found.values())
