@@ -296,7 +296,8 @@ _MICROSECONDS = {"us": 1, "ms": 1e3}
 
 def _is_rounded(shown: str, measured: float) -> bool:
     """Return whether a figure is another one to as many digits as it has, or without its zeros at the end."""
-    digits = shown.replace(".", "").strip("0") if "." not in shown else shown.replace(".", "").lstrip("0")
+    bare = shown.lstrip("-")
+    digits = bare.replace(".", "").lstrip("0") if "." in bare else bare.strip("0")
     return float(shown) == float(f"{measured:.{len(digits)}g}")
 
 
@@ -305,7 +306,8 @@ def _is_rounded(shown: str, measured: float) -> bool:
     [
         *(("44600", 44641.5, True), ("44600", 44661.5, False), ("363", 362.9, True), ("1.74", 1.7427, True)),
         *(("0.68", 0.6815, True), ("0.69", 0.6815, False), ("3360", 3362.3, True), ("3370", 3362.3, False)),
-        *(("2.50", 2.5016, True), ("2.50", 2.516, False), ("86", 85.85, True)),
+        *(("2.50", 2.5016, True), ("2.50", 2.516, False), ("86", 85.85, True), ("-15.6", -15.585, True)),
+        *(("-15.6", 15.585, False), ("-15.6", -15.685, False)),
     ],
 )
 def test_how_a_figure_is_rounded(shown, measured, expected):
@@ -375,17 +377,19 @@ _STEP_TABLES = (
         {
             "150,000": "150 thousand, 6 tensors",
             "2.2 million": "2.2 million, 6 tensors",
+            "ResNet-18, 11 million": "ResNet-18, 11 million, 62 tensors, 8 rows",
             "25 million": "25 million, 20 tensors, 4 rows",
         },
     ),
     *(
         (
             *("keras.md", f"keras_step-{backend.lower().removeprefix('py')}-2"),
-            ["alone", "distributed", "reduction", "seam"],
+            ["alone", "mpi4py", "distributed", "reduction", "seam"],
             {
                 f"{backend}, 9,000": "8970 parameters",
                 f"{backend}, 150,000": "149110 parameters",
                 f"{backend}, 2.2 million": "2212710 parameters",
+                f"{backend}, ResNet-18, 11 million": "11183562 parameters",
                 f"{backend}, 25 million": "24978570 parameters",
             },
         )
