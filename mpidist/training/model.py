@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from mpidist import arrays, nest
+from mpidist.errors import listed
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.variables import DistributedVariable, IndexedSlices, snapshots
 
@@ -47,6 +48,8 @@ class Model:
         if not self.trainable:
             raise ValueError("there is no trainable variable to train; variables that are synchronized on read are not")
         self.strategy = self.variables[0].strategy
+        # to be compared once with those of gradients; of one variable there is nothing to mix up
+        self._keys: list[Any] | None = _keys(variables) if len(self.variables) > 1 else None
         self._are_here = all(variable.is_here for variable in self.variables)
         self._values: list[Any] = []
         self._parameters: Any = None
@@ -139,6 +142,10 @@ class Model:
         if len(found) != len(self.variables):
             what = f"must return a gradient for each of the {len(self.variables)} variables, got {len(found)} of them"
             raise self._error(ValueError, what)
+        if self._keys is not None and (keys := _keys(gradients)) != self._keys:
+            what = f"must return gradients in the dicts of the variables, by {_listed(self._keys)}; got them by"
+            raise self._error(ValueError, f"{what} {_listed(keys)}: they might go to one another's variables")
+        self._keys = None  # a function returns one structure
         pairs = zip(found, self.variables, self._is_trainable, strict=True)
         return [self._gradient(gradient, variable) for gradient, variable, is_trainable in pairs if is_trainable]
 
@@ -167,6 +174,19 @@ class Model:
 def arguments(batch: Any) -> tuple[Any, ...]:
     """Return a batch as arguments of a function: a tuple is several, anything else is one."""
     return batch if type(batch) is tuple else (batch,)
+
+
+def _keys(structure: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return for each leaf, in the order of `nest.flatten`, the keys of the dicts that it is in."""
+    if isinstance(structure, dict):
+        return [keys for key in sorted(structure) for keys in _keys(structure[key], (*above, key))]
+    if isinstance(structure, (list, tuple)):
+        return [keys for part in structure for keys in _keys(part, above)]
+    return [above]
+
+
+def _listed(keys: list[tuple[Any, ...]]) -> str:
+    return listed([repr("/".join(map(str, each))) if each else "no key" for each in keys])
 
 
 def _require_variables(variables: list[Any]) -> None:

@@ -473,6 +473,23 @@ def test_extra_arguments_reach_the_transformation():
     assert found.tolist() == [2 * (size * (size + 1) / 2 + 5)] * 3
 
 
+@pytest.mark.mpi(min_size=2)
+def test_extra_arguments_that_differ_between_ranks_are_refused():
+    """By them parameters would drift apart: Polyak's step is the loss over the squared norm of the gradient."""
+    rank, size = place()
+    optimizer = mj.distributed(optax.polyak_sgd())
+    x = jnp.ones(3)
+    with pytest.raises(CollectiveMismatchError, match="value: .*value=mpidist.jax.reduce_tree"):
+        optimizer.update(x, optimizer.init(x), x, value=jnp.float32(rank))
+    with pytest.raises(CollectiveMismatchError, match="value: 0x"):
+        optimizer.update(x, optimizer.init(x), x, value=numpy.full(3, rank))
+    value = mj.reduce_tree(jnp.float32(rank), weight=rank + 1)
+    found, _ = optimizer.update(x, optimizer.init(x), x, value=value)
+    expected = sum(each * (each + 1) for each in range(size)) / sum(range(size + 1)) / 3
+    numpy.testing.assert_allclose(found, numpy.full(3, -min(expected, 1.0)), rtol=1e-6)
+    assert agreed(found)
+
+
 def test_a_root_that_is_none():
     with pytest.raises(ValueError, match="root_rank .* is no rank of a world of"):
         mj.broadcast_tree(jnp.ones(2), root_rank=place()[1])

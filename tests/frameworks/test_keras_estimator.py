@@ -183,6 +183,10 @@ def with_loss_weights():
     return model
 
 
+def adding_up_rows():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, activity_regularizer="l2")])
+
+
 def within_bounds():
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
 
@@ -190,6 +194,7 @@ def within_bounds():
 REFUSED = {
     "weights of losses": (with_loss_weights, NotImplementedError, "without loss_weights"),
     "a constraint": (lambda: compiled(within_bounds), NotImplementedError, "kernel' has a constraint"),
+    "a sum of rows": (lambda: compiled(adding_up_rows), NotImplementedError, "has an activity_regularizer"),
     "no model": (lambda: 3, TypeError, "must be a keras.Model, got int"),
     "not compiled": (models.functional, ValueError, "has not been compiled yet"),
     "not built": (lambda: compiled(models.deferred), ValueError, "the model has no weights yet"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import jax
+import numpy
 
+from mpidist.collectives.mismatch import fact
 from mpidist.compression import Compression
-from mpidist.errors import MissingDependencyError
+from mpidist.errors import CollectiveMismatchError, MissingDependencyError
 from mpidist.frameworks.jax.reduction import TreeReduction
+from mpidist.frameworks.replicas import replicas_in_force
 from mpidist.options import ReduceOp
 
 
@@ -40,7 +44,9 @@ def distributed(
     Returns
     -------
     optax.GradientTransformationExtraArgs
-        ``update(gradients, state, params=None, *, weight=None, **extra)``; weight as for `reduce_tree`.
+        ``update(gradients, state, params=None, *, weight=None, **extra)``; weight as for `reduce_tree`.  Numbers and
+        arrays in `extra`, such as the ``value`` of ``optax.polyak_sgd``, must be the same on all ranks: reduce them,
+        too.  Else ``update`` raises CollectiveMismatchError on all ranks.
 
     Raises
     ------
@@ -63,9 +69,41 @@ def distributed(
         updates: Any, state: Any, params: Any = None, *, weight: float | None = None, **extra: Any
     ) -> tuple[Any, Any]:
         reduced = reduce(updates, weight)
-        return inner.update(reduced, state, params, **extra) if extra else compiled(reduced, state, params)
+        if not extra:
+            return compiled(reduced, state, params)
+        _require_same(extra)
+        return inner.update(reduced, state, params, **extra)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+#: What has values to compare, of all that may be an extra argument.
+_VALUES = (jax.Array, numpy.ndarray, numpy.generic, bool, int, float, complex)
+
+
+def _require_same(extra: dict[str, Any]) -> None:
+    """Raise CollectiveMismatchError, on all ranks, if numbers or arrays among arguments differ.  Collective."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(extra)
+    facts = [
+        fact(jax.tree_util.keystr(path, simple=True, separator="/"), _told(leaf))
+        for path, leaf in leaves
+        if isinstance(leaf, _VALUES)
+    ]
+    try:
+        replicas_in_force().check("update of mpidist.jax.distributed", facts)
+    except CollectiveMismatchError as error:
+        raise CollectiveMismatchError(
+            f"{error}. An extra argument of one rank's rows alone would make the ranks' parameters drift apart: give "
+            "that of all ranks, as by value=mpidist.jax.reduce_tree(value, weight=rows)"
+        ) from None
+
+
+def _told(leaf: Any) -> str:
+    """Return a number, or the checksum of an array."""
+    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = numpy.asarray(leaf)
+    return repr(array.item()) if array.size == 1 else f"{zlib.crc32(array.tobytes()):#010x}"
 
 
 def _optax() -> Any:

@@ -137,6 +137,11 @@ def require_trainable(model: keras.Model) -> None:
             'one for all, such as "sum_over_batch_size"'
         )
     require_gradients(model)
+    require_layers_of_rows(model)
+
+
+def require_layers_of_rows(model: keras.Model) -> None:
+    """Raise NotImplementedError if a layer adds up over the rows of a batch, or keeps a state for each.  Local."""
     for layer in model._flatten_layers():
         if getattr(layer, "activity_regularizer", None) is not None:
             raise NotImplementedError(

@@ -169,6 +169,8 @@ def _require_trainable(model: Any) -> None:
     if not model.built or not model.trainable_variables:
         raise ValueError("the model has no weights yet, or none to train: begin it with keras.Input, or call build")
     checks.require_no_constraints(model)
+    checks.require_gradients(model)
+    checks.require_layers_of_rows(model)
     if is_distributed(model):
         raise ValueError(
             "the model was made in the scope of a strategy, and trains over all ranks by itself: make it outside, and "

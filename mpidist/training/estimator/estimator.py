@@ -181,7 +181,7 @@ class Estimator:
         ------
         ValueError
             Both `steps` and `max_steps` are given, or one is not positive; several ranks have no `train_distribute`;
-            or the data have no batch.
+            the data have no batch; or a model that begins has an optimizer with steps on another one.
         TypeError
             `input_fn`, a hook, a listener, or what `input_fn` returns is none.
         CheckpointError
@@ -211,9 +211,14 @@ class Estimator:
     ) -> None:
         position = StepPosition()
         path = CheckpointManager(Checkpoint(**{POSITION: position}), self._directory, None).restore_or_initialize()
+        is_new = path is None and not self._serves_on
+        if is_new:
+            self._forget(ModeKeys.TRAIN)
         read = None if isinstance(strategy, ParameterServerStrategy) else position
         batches = StepBatches(input_fn, strategy, self._named(ModeKeys.TRAIN), read)
         built = self._build(ModeKeys.TRAIN, strategy, batches.outline)
+        if is_new:
+            _require_no_steps(built)
         hooks = Hooks(_all_hooks(given_hooks, built), Session())
         saver = Saver(built, self._directory, self._config, listeners)
         hooks.begin()
@@ -271,8 +276,8 @@ class Estimator:
         """
         _require_steps(steps=steps)
         path = self._path(checkpoint_path, "evaluate")
-        if not path:  # the model of an earlier call has the values of that one's checkpoint
-            self._built = {key: built for key, built in self._built.items() if key[0] != ModeKeys.EVAL}
+        if not path:
+            self._forget(ModeKeys.EVAL)
         evaluation, batches = self.evaluation(input_fn, steps, hooks)
         if path:
             evaluation.built.checkpoint.restore_here(path)
@@ -347,6 +352,10 @@ class Estimator:
             )
         return path
 
+    def _forget(self, mode: str) -> None:
+        """Drop the models of a mode: without a checkpoint to restore they keep the values of an earlier call."""
+        self._built = {key: built for key, built in self._built.items() if key[0] != mode}
+
     def _build(self, mode: str, strategy: Any, outline: Any) -> BuiltModel:
         key = (mode, id(strategy), repr(outline))
         if key not in self._built:
@@ -402,6 +411,18 @@ def _from_chief(fn: Callable[[], str], what: str) -> str:
     job = registry.of_job()
     found: str = together(fn, what) if job is None else job.extended.by_first_worker(fn) or ""
     return found
+
+
+def _require_no_steps(built: BuiltModel) -> None:
+    """Raise ValueError if a model that begins has an optimizer that would go on from its steps on another one."""
+    optimizer = built.optimizer
+    assert optimizer is not None
+    if not built.is_served and optimizer.iterations and optimizer._of_updates.has_met:
+        raise ValueError(
+            f"this {type(optimizer).__name__} has made {optimizer.iterations} steps on another model, and this one "
+            "begins: make an optimizer for each, in model_fn, or for a linear model by its name or a function, such as "
+            "optimizer=lambda: mpidist.optimizers.Adam(0.1)"
+        )
 
 
 def _steps_on_servers(built: BuiltModel) -> int:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy
 
+from mpidist import arrays
+
 __all__ = ["NumericColumn", "numeric_column"]
 
 
@@ -45,6 +47,8 @@ class NumericColumn:
         ------
         ValueError
             The features have no such entry, or one of another shape or dtype.
+        TypeError
+            It is a masked array, whose mask would be lost.
         """
         if not isinstance(features, dict) or self.key not in features:
             has = sorted(features) if isinstance(features, dict) else f"a {type(features).__name__}"
@@ -52,14 +56,15 @@ class NumericColumn:
         found = features[self.key]
         if self.normalizer_fn is not None:
             found = self.normalizer_fn(found)
-        array = numpy.asarray(found)
+        array = numpy.asarray(arrays.plain(found))
         if array.dtype.kind not in "biuf":
             raise ValueError(f"numeric column {self.key!r} needs numbers, got an array of {array.dtype}")
         if array.ndim < 1 or (array.shape[1:] or (1,)) != self.shape:
             raise ValueError(
                 f"numeric column {self.key!r} needs rows of shape {self.shape}, got an array of shape {array.shape}"
             )
-        return array.reshape(len(array), self.size).astype(self.dtype, copy=False)
+        array = array.reshape(len(array), self.size)
+        return array.astype(self.dtype, copy=False) if self.dtype.kind == "f" else array  # a normalizer makes floats
 
 
 def numeric_column(
@@ -80,7 +85,8 @@ def numeric_column(
     default_value
         None: nothing is parsed here, so nothing is missing.
     dtype : dtype
-        Of floats or integers.  A model has float64 weights if one of its columns is float64, else float32.
+        Of floats or integers.  A model has float64 weights if one of its columns is float64, else float32.  Integers do
+        not cut off what `normalizer_fn` returns.
     normalizer_fn : callable, optional
         Gets the array of a batch, and returns what to use in its place.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from mpidist import arrays
 from mpidist.training.estimator.built_model import EntryMetric
 from mpidist.training.metrics import AUC, Precision, Recall
 from mpidist.training.metrics.base import Sums
@@ -91,7 +92,7 @@ class ClassHead(Head):
 
     def class_ids(self, labels: Any) -> numpy.ndarray:
         """Return the number of each row's class, shape (rows,); ValueError for other labels."""
-        array = numpy.asarray(labels)
+        array = numpy.asarray(arrays.plain(labels))
         array = _shaped(array, (len(array), 1))[:, 0]
         if self._has_words:
             places = (
@@ -202,7 +203,7 @@ def _shaped(labels: Any, shape: tuple[int, ...]) -> numpy.ndarray:
     """Return labels in a shape of two dimensions; ValueError if they have other numbers of rows or columns."""
     if labels is None:
         raise ValueError("labels are needed, and input_fn gives features only")
-    array = numpy.asarray(labels)
+    array = numpy.asarray(arrays.plain(labels))
     found = array[:, None] if array.ndim == 1 else array
     if found.shape != shape:
         raise ValueError(f"labels must have the shape {shape}, got {array.shape}")

@@ -147,8 +147,14 @@ def over_replicas(metrics: Sequence[Metric], extended: Any) -> list[dict[str, nu
 def on_host(value: Any) -> numpy.ndarray:
     """Return a value as a NumPy array; arrays of a device are copied.  Local.
 
-    UnsupportedDtypeError for complex numbers, times or records, which a float cannot hold.
+    UnsupportedDtypeError for complex numbers, times or records, which a float cannot hold; ValueError for several
+    arrays.
     """
+    if isinstance(value, tuple) and any(map(numpy.ndim, value)):  # they would be taken for rows
+        raise ValueError(
+            f"metrics are about one array of labels and one of predictions, got a tuple of {len(value)}: of several "
+            "outputs, have a mpidist.metrics.Metric of your own pick one in update_state"
+        )
     array = arrays.to_array(value)
     if array.dtype.kind not in "OSU" and not arrays.keeps_meaning(array.dtype, "float64"):
         raise UnsupportedDtypeError(f"metrics are about real numbers, got an array of dtype {array.dtype}")

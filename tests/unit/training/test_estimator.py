@@ -197,6 +197,20 @@ def test_a_loss_that_is_nan_ends_the_training_before_it_is_saved(tmp_path):
     assert run_ranks(2, main) == [1, 1]
 
 
+def test_a_training_that_failed_before_its_first_save_begins_anew(tmp_path):
+    def broken():
+        x = net.X.copy()
+        x[9] = numpy.nan  # in the third batch
+        return Dataset.from_arrays((x, net.Y)).batch(4)
+
+    trained = net.of(tmp_path)
+    with pytest.raises(estimator.NanLossDuringTrainingError, match="global step 3"):
+        trained.train(broken)
+    trained.train(rows(), steps=2)
+    assert trained.get_variable_value("global_step") == 2
+    net.assert_same(net.values(trained), net.by_hand(net.cut(4)[:2]))
+
+
 # -- evaluation and prediction -----------------------------------------------------------------------------------------
 
 

@@ -179,6 +179,16 @@ def test_a_normalizer_is_applied(tmp_path):
     assert half.read({"b": B})[:, 0].tolist() == (B / 2).tolist()
 
 
+def test_a_column_of_integers_cuts_nothing_off_what_its_normalizer_makes(tmp_path):
+    """One step from 0, by hand: 0.2 times the mean of 2 x y."""
+    quarter = numeric_column("b", dtype="int64", normalizer_fn=lambda values: values / 4)
+    found = estimator.LinearRegressor([quarter], tmp_path, optimizer="SGD")
+    b, y = numpy.array([1, 2, 3]), numpy.array([1.0, 2.0, 1.0])
+    found.train(lambda: Dataset.from_arrays(({"b": b}, y)).batch(3))
+    expected = 0.2 * 2 * (b / 4 * y).mean()
+    numpy.testing.assert_allclose(found.get_variable_value(WEIGHTS_B), [[expected]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", [mpidist.optimizers.SGD(0.2), "SGD", lambda: mpidist.optimizers.SGD(0.2)])
 def test_optimizers_by_name_as_objects_and_as_functions(tmp_path, optimizer):
     config = config_of("MirroredStrategy")
@@ -195,6 +205,18 @@ def test_optimizers_by_name_as_objects_and_as_functions(tmp_path, optimizer):
     for rows in [slice(0, 4), slice(4, 8), slice(8, 12)] * 2:
         w = w - 0.2 * x[rows].T @ slope_of(x[rows] @ w, rows)
     assert_same(values(found), {BIAS: w[0], WEIGHTS_A: w[1:3], WEIGHTS_B: w[3:]})
+
+
+def test_an_optimizer_with_steps_on_another_model_is_refused(tmp_path):
+    optimizer = mpidist.optimizers.Adam(0.1)
+    first, second = [
+        estimator.LinearRegressor(COLUMNS, tmp_path / name, optimizer=optimizer) for name in ("first", "second")
+    ]
+    first.train(input_fn_of(B), steps=2)
+    with pytest.raises(ValueError, match="this Adam has made 2 steps on another model, and this one begins"):
+        second.train(input_fn_of(B), steps=1)
+    first.train(input_fn_of(B), steps=1)
+    assert first.get_variable_value("global_step") == 3
 
 
 @pytest.mark.parametrize("optimizer", [{}, {"optimizer": None}, {"optimizer": "Ftrl"}], ids=str)
@@ -263,6 +285,17 @@ def test_features_and_labels_that_do_not_fit(tmp_path, name):
     found = estimator.LinearRegressor(COLUMNS, tmp_path, optimizer="SGD")
     with pytest.raises(ValueError, match=message):
         found.train(lambda: Dataset.from_arrays((features, labels)).batch(4))
+
+
+def test_masked_numbers_are_refused():
+    hidden = numpy.ma.masked_array([0.0, 1.0], [True, False])
+    for read in (
+        lambda: COLUMNS[0].read({"b": hidden}),
+        lambda: RegressionHead().losses(numpy.zeros((2, 1)), hidden),
+        lambda: BinaryHead().class_ids(hidden),
+    ):
+        with pytest.raises(TypeError, match="a masked array, whose mask would be lost"):
+            read()
 
 
 def test_features_without_labels(tmp_path):

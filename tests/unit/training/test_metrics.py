@@ -455,6 +455,17 @@ def test_evaluations_by_other_metrics_are_not_added_up():
         run_ranks(2, on_rank)
 
 
+def test_several_outputs_are_no_rows():
+    """As rows, outputs would count alike in each part of a batch, whatever its rows."""
+    outputs = numpy.zeros(3), numpy.ones(3)
+    for metric in [metrics.MeanAbsoluteError(), metrics.AUC(), metrics.get(lambda labels, found: labels - found)]:
+        with pytest.raises(ValueError, match="got a tuple of 2: of several outputs"):
+            metric.update_state(outputs, outputs)
+    metric = metrics.MeanAbsoluteError()
+    metric.update_state((0.0, 1.0, 2.0), (1.0, 1.0, 0.0))
+    assert metric.result() == 1.0
+
+
 def test_a_function_that_returns_one_number_is_no_metric_of_rows():
     """Means over unequal parts of a batch have no sum: on two ranks the mean of 0, 0 and 3 would be 1.5."""
 

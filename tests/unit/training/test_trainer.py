@@ -554,6 +554,28 @@ def test_what_functions_may_not_return_is_said_with_the_rank(name):
         run_ranks(2, fit_with(value_and_grad))
 
 
+def test_gradients_that_might_go_to_one_anothers_variables_are_refused():
+    """Dicts are walked in the order of their keys, and lists in their own."""
+
+    def in_a_list(parameters, x, y):
+        value, found = net.value_and_grad(parameters, x, y)
+        return value, [found["w1"], found["b1"], found["w2"]]
+
+    def by_other_keys(parameters, x, y):
+        value, found = net.value_and_grad(parameters, x, y)
+        return value, {"w1": found["w1"], "b1": found["b1"], "last": found["w2"]}
+
+    expected = "in the dicts of the variables, by 'b1', 'w1', 'w2'; got them by"
+    for function, got in [(in_a_list, "no key, no key, no key"), (by_other_keys, "'b1', 'last', 'w1'")]:
+        with pytest.raises(ValueError, match=f"rank 1 of 2: .*{expected} {got}"):
+            run_ranks(2, fit_with(function))
+
+    w = [mpidist.Variable(numpy.zeros(2)) for _ in range(2)]
+    trainer = mpidist.Trainer(lambda p, x: (0.0, {"a": p[0], "b": p[1]}), w, mpidist.optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match="by no key, no key; got them by 'a', 'b'"):
+        trainer.fit(numpy.zeros(4), verbose=0)
+
+
 def test_functions_are_not_called_without_rows():
     def on_rank():
         trainer = net.trainer()
