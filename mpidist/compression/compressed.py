@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -128,6 +128,17 @@ class CompressedAllReduce:
             for position, result in zip(positions, part, strict=True):
                 results[position] = result
         return results
+
+    def take_back(self, results: Mapping[int, Any]) -> None:
+        """Keep for the next call those results of the last one, by their places in the list, that nobody takes.
+
+        Local; every rank takes back the same.  With error feedback nothing is lost of them; without it nothing is kept.
+        """
+        for _, positions, bound in self._parts:
+            if isinstance(bound, CodedList):
+                for place, position in enumerate(positions):
+                    if position in results:
+                        bound.take_back(place, results[position])
 
     def state_dict(self) -> dict[str, Any]:
         """Return what error feedback keeps, of all ranks: for a checkpoint that any number of ranks may load.

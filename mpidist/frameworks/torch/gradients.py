@@ -222,6 +222,10 @@ class GradientList:
     def _settle(self, op: str, scale: float | None) -> frozenset[int]:
         """Give this replica the gradients that others have, and reduce those that are sparse anywhere."""
         has, is_sparse = self.has != 0, self._is_sparse != 0
+        if self._compression is not None and self._replicas.size > 1:
+            # else what error feedback has sent of it at last would be lost
+            nobodys = {at: array_of(self._zeros[each]) for at, each in enumerate(self._dense) if not has[each]}
+            self._bound[op][0].take_back(nobodys)
         sparse = []
         for number, parameter in enumerate(self.parameters):
             if is_sparse[number]:

@@ -348,6 +348,17 @@ def test_a_stage_that_raises_on_one_rank_leaves_all_in_step():
     assert run_ranks(3, step) == [[3.0] * 4] * 3
 
 
+def test_a_sum_beyond_the_dtype_of_its_arrays_leaves_the_residues():
+    def overflow():
+        given = [numpy.array([60_000.0, 1.0], "f2")]
+        bound = bind(given, "sum", TopK(0.5))
+        with numpy.errstate(over="ignore"):
+            (total,) = bound(given)
+        return total.tolist(), bound.state_dict()["float16.residues"].tolist()
+
+    assert run_ranks(2, overflow) == [([numpy.inf, 0.0], [[0.0, 0.0]] * 2)] * 2
+
+
 @pytest.mark.parametrize(
     ("op", "stage", "names", "error", "words"),
     [
