@@ -24,6 +24,7 @@ class SyncBatchNorm(_BatchNorm):
 
     A forward and a backward pass in training mode are collective: every rank makes them in the same order.  In
     evaluation mode they are local; without running statistics they take those of this rank's rows, as PyTorch's do.
+    Over several replicas training mode has no second derivatives: ``create_graph=True`` is a RuntimeError on all ranks.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -64,7 +65,8 @@ class SyncBatchNorm(_BatchNorm):
         """Return how much the statistics of a batch weigh in the running ones."""
         if self.momentum is not None:
             return float(self.momentum)
-        assert self.num_batches_tracked is not None
+        if self.num_batches_tracked is None:  # there are none
+            return 0.0
         return 1.0 / max(1.0, float(self.num_batches_tracked))
 
     def _track(self, statistics: _Statistics) -> None:
@@ -171,12 +173,18 @@ class _Normalize(torch.autograd.Function):
         normalized = (x.to(dtype) - statistics.mean.to(dtype).view(statistics.shape)) * inverse
         ctx.statistics, ctx.replicas = statistics, replicas
         ctx.save_for_backward(normalized, inverse, weight)
-        if weight is not None:
-            normalized = normalized * weight.view(statistics.shape) + bias.view(statistics.shape)
-        return normalized.to(x.dtype)
+        if weight is None:  # what comes next may change it in place
+            return normalized.to(x.dtype, copy=True)
+        return (normalized * weight.view(statistics.shape) + bias.view(statistics.shape)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "SyncBatchNorm in training mode has no second derivatives (create_graph=True): they would lack what "
+                "the statistics of all replicas have to do with them. Use a layer without them for such a loss, such as "
+                "torch.nn.LayerNorm or GroupNorm"
+            )
         normalized, inverse, weight = ctx.saved_tensors
         statistics, gradient = ctx.statistics, gradients[0].to(normalized.dtype)
         axes, shape = statistics.axes, statistics.shape
