@@ -133,6 +133,15 @@ def test_means_of_integers_are_cut_to_integers(reduce, dtype):
     assert halved.tolist() == [int((each + (size - 1) / 2) * size / 2) for each in range(2 * size)]
 
 
+@pytest.mark.parametrize("reduce", [
+    lambda *args, **kwargs: hvd.allreduce(*args, **kwargs),
+    lambda tensor, **kwargs: hvd.reducescatter(tensor.repeat(world().size), **kwargs),
+])  # fmt: skip
+def test_factors_keep_the_digits_of_whole_numbers(reduce):
+    found = reduce(torch.tensor([123_456_789]), op=hvd.Sum, prescale_factor=3.0, postscale_factor=5.0)
+    assert found.dtype is torch.int64 and found.tolist() == [15 * 123_456_789 * world().size]
+
+
 @pytest.mark.parametrize("reduce", [mpidist.torch.all_reduce, hvd.allreduce])
 def test_a_single_tensor_has_no_error_feedback(reduce):
     with pytest.raises(ValueError, match="leave error_feedback out, or use DistributedOptimizer"):

@@ -126,9 +126,8 @@ def allreduce(
         raise ValueError("allreduce takes `average` or `op`, not both")
     if average is not None:
         op = Average if average else Sum
-    scaled = tensor if prescale_factor == 1.0 else tensor * prescale_factor
-    found = collectives.all_reduce(scaled, Average if op is None else op, compression)
-    found = found if postscale_factor == 1.0 else found * postscale_factor
+    found = collectives.all_reduce(_times(tensor, prescale_factor), Average if op is None else op, compression)
+    found = _times(found, postscale_factor)
     return found if found.dtype is tensor.dtype else found.to(tensor.dtype)
 
 
@@ -207,9 +206,16 @@ def reducescatter(
     _check_set(process_set)
     if compression is not None:
         raise ValueError(f"compression={compression!r}: reducescatter sends values as they are; leave it out")
-    found = collectives.reduce_scatter(tensor if prescale_factor == 1.0 else tensor * prescale_factor, op)
-    found = found if postscale_factor == 1.0 else found * postscale_factor
+    found = collectives.reduce_scatter(_times(tensor, prescale_factor), op)
+    found = _times(found, postscale_factor)
     return found if found.dtype is tensor.dtype else found.to(tensor.dtype)
+
+
+def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return a tensor times a factor; of whole numbers in 64 bits, since PyTorch's default would cut their digits."""
+    if factor == 1.0:
+        return tensor
+    return (tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()) * factor
 
 
 def _uncoded(reduce: Any, name: str) -> Any:
