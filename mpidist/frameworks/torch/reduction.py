@@ -319,6 +319,15 @@ class GradientReduction:
         self._watch.is_open = False
         self.parts.forget()
 
+    @property
+    def steps(self) -> int:
+        """How many steps optimizers have made since `restart`.  Local."""
+        return self._steps
+
+    def optimizers(self) -> list[Any]:
+        """Return those that have made a step, in the order of their first ones.  Local."""
+        return self._origins.optimizers()
+
     def takes(self, optimizer: Any) -> bool:
         """Return whether an optimizer changes parameters whose gradients are reduced here.  Local."""
         return any(
