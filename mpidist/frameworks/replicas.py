@@ -222,6 +222,7 @@ class _Copied:
             array[...] = result
 
     def take_back(self, results: Mapping[int, Any]) -> None:
+        """Keep for the next call results that nobody takes.  Local."""
         self._reduce.take_back(results)
 
 
