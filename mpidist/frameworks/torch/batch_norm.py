@@ -182,7 +182,7 @@ class _Normalize(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "SyncBatchNorm in training mode has no second derivatives (create_graph=True): they would lack what "
-                "the statistics of all replicas have to do with them. Use a layer without them for such a loss, such as "
+                "the statistics of all replicas do to them. For such a loss use a layer without statistics, such as "
                 "torch.nn.LayerNorm or GroupNorm"
             )
         normalized, inverse, weight = ctx.saved_tensors

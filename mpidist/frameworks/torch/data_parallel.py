@@ -272,8 +272,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
                 broadcast_optimizer_state(optimizers[number], root, replicas=replicas)
             elif has_state and replicas.rank == root:
                 warnings.warn(
-                    f"join: rank {listed(map(str, lacking))} has made no step, so its optimizer is not known here, and has "
-                    f"not the state of rank {root}'s {type(optimizers[number]).__name__}. To train on, call "
+                    f"join: rank {listed(map(str, lacking))} has made no step, so its optimizer is not known here, and "
+                    f"has not the state of rank {root}'s {type(optimizers[number]).__name__}. To train on, call "
                     f"mpidist.torch.broadcast_optimizer_state(optimizer, {root}) on all ranks",
                     RuntimeWarning,
                     stacklevel=5,
@@ -329,4 +329,5 @@ def broadcast_module(replicas: Replicas, module: torch.nn.Module, root: int = 0)
 
 def _has_state(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer keeps anything from step to step."""
-    return any(value is not None for each in optimizer.state.values() for value in each.values())
+    kept = [each.values() if isinstance(each, dict) else [each] for each in optimizer.state.values()]
+    return any(value is not None for each in kept for value in each)
