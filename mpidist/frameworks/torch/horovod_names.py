@@ -14,6 +14,7 @@ import torch
 from mpidist import ranks, world
 from mpidist.collectives.handle import Handle
 from mpidist.frameworks.torch import collectives
+from mpidist.frameworks.torch.comparison import described
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.options import ReduceOp
 from mpidist.transports import World
@@ -199,16 +200,33 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Return this rank's rows of the reduced tensor; parameters as for `allreduce`, values are sent as they are.
+    """Return this rank's rows of the reduced tensor; of n rows the first n % size ranks have one more than the others.
+
+    Parameters as for `allreduce`; values are sent as they are.
 
     Collective: every rank calls it in the same order.
     """
     _check_set(process_set)
     if compression is not None:
         raise ValueError(f"compression={compression!r}: reducescatter sends values as they are; leave it out")
-    found = collectives.reduce_scatter(_times(tensor, prescale_factor), op)
+    found = _scattered(_times(tensor, prescale_factor), op)
     found = _times(found, postscale_factor)
     return found if found.dtype is tensor.dtype else found.to(tensor.dtype)
+
+
+def _scattered(tensor: torch.Tensor, op: ReduceOp | str) -> torch.Tensor:
+    """Return this rank's rows of the reduced tensor; of rows that are left over the first ranks have one more each."""
+    replicas = replicas_of()
+    rest = len(tensor) % replicas.size if collectives.checked(tensor).dim() else 0
+    if not rest:
+        return collectives.reduce_scatter(tensor, op)
+    # other numbers of rows may be alike with those that are dropped again
+    replicas.check("reducescatter", [described("the tensor", tensor)])
+    longer, row = len(tensor) // replicas.size + 1, tensor.shape[1:]
+    shorter = tensor[rest * longer :].reshape(replicas.size - rest, longer - 1, *row)
+    filled = torch.cat([shorter, shorter.new_zeros(replicas.size - rest, 1, *row)], 1).flatten(0, 1)
+    found = collectives.reduce_scatter(torch.cat([tensor[: rest * longer], filled]), op)
+    return found if replicas.rank < rest else found[:-1]
 
 
 def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
