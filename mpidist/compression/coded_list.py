@@ -36,7 +36,8 @@ class CodedList(Bound):
         elements, wire = self._ends[-1], wire_dtype(self._dtype)
         self._values = numpy.zeros(elements, wire)
         self._decoded = numpy.zeros(elements if stage.error_feedback else 0, wire)
-        self._size, self._scale, self._is_kept = ranks.size, 1.0 / ranks.size if op == "mean" else None, False
+        self._rank, self._size, self._is_kept = ranks.rank, ranks.size, False
+        self._scale = 1.0 / ranks.size if op == "mean" else None
         self.residues = CodeResidues(elements, wire) if stage.error_feedback else None
         way = GatheredCodes if stage.is_gathered else SharedCodes
         self.sums: CodeSums | None = way(ranks.transport, elements, wire, stage) if ranks.size > 1 else None
@@ -86,10 +87,24 @@ class CodedList(Bound):
 
         Local; every rank takes back the same.
         """
-        if self.residues is not None and self._is_kept:
-            first, last = (0, *self._ends)[place], self._ends[place]
-            values = numpy.asarray(result, self._values.dtype).reshape(-1)
-            self.residues.kept[first:last] += values / self._size if self._scale is None else values
+        if self._is_kept:
+            values = numpy.asarray(result, self._values.dtype)
+            self.keep(place, values / self._size if self._scale is None else values)
+
+    def keep(self, place: int, values: Any) -> None:
+        """Keep values of an array, by its place in the list, for the next call, besides what is kept.  Local."""
+        if self.residues is not None:
+            self.residues.kept[(0, *self._ends)[place] : self._ends[place]] += values.reshape(-1)
+
+    def waiting(self) -> list[Any]:
+        """Return what this rank keeps of each array, as if all of it were of its own values.  Local."""
+        if self.residues is None:
+            return []
+        found, of_sums = self.residues.kept.copy(), None if self.sums is None else self.sums.residues
+        if of_sums is not None:
+            first = self._rank * self.elements // self._size
+            found[first : first + of_sums.kept.size] += of_sums.kept * (1 if self._scale is None else self._size)
+        return self._cut(found)
 
     def _cut(self, total: Any) -> list[Any]:
         firsts = [0, *self._ends[:-1]]

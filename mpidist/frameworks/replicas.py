@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 from weakref import ref
@@ -209,21 +209,14 @@ def _kept(adapters: dict[str, Any], make: Callable[[], Replicas]) -> Replicas:
 
 
 class _Copied:
-    """Puts the results of an all-reduce in place of a list's own values.
-
-    ``take_back(results)`` is that of a `CompressedAllReduce`.
-    """
+    """Puts the results of an all-reduce, `reduce`, in place of a list's own values."""
 
     def __init__(self, reduce: Any) -> None:
-        self._reduce = reduce
+        self.reduce = reduce
 
     def __call__(self, arrays: Sequence[Any]) -> None:
-        for array, result in zip(arrays, self._reduce(list(arrays)), strict=True):
+        for array, result in zip(arrays, self.reduce(list(arrays)), strict=True):
             array[...] = result
-
-    def take_back(self, results: Mapping[int, Any]) -> None:
-        """Keep for the next call results that nobody takes.  Local."""
-        self._reduce.take_back(results)
 
 
 class _ByStrategy:

@@ -684,6 +684,26 @@ def test_what_waits_of_a_gradient_that_no_rank_has_goes_on_waiting(op):
     assert [a.item(), b.item()] == pytest.approx([-1.0 * world().size / divisor, -4.25 * world().size / divisor])
 
 
+def test_what_waits_of_a_gradient_goes_on_waiting_while_parameters_are_frozen():
+    a, b, c = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))
+    optimizer = torch.optim.SGD([a, b, c], lr=1.0)
+    optimizer = mpidist.torch.DistributedOptimizer(optimizer, compression=mpidist.compression.TopK(0.3))
+
+    def step(of_a, of_b, of_c):
+        optimizer.zero_grad()
+        (a * of_a + b * of_b + c * of_c).sum().backward()
+        optimizer.step()
+
+    step(1.0, 2.0, 4.0)  # one value is sent: that of `c`
+    b.requires_grad_(False)
+    c.requires_grad_(False)
+    step(0.0, 0.0, 0.0)
+    assert [each.item() for each in (a, b, c)] == pytest.approx([-1.0, 0.0 if world().size > 1 else -2.0, -4.0])
+    b.requires_grad_(True)
+    step(0.0, 0.0, 0.0)
+    assert [each.item() for each in (a, b, c)] == pytest.approx([-1.0, -2.0, -4.0])
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 

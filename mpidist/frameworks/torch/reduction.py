@@ -156,6 +156,7 @@ class GradientReduction:
             self.compression,
             f"of {self.owner} {self._number}",
             self._staging,
+            None if self._list is None else self._list.waiting(),
         )
         self._times = StepTimes()
         self._origins.bind(parameters)
