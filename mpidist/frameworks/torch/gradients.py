@@ -40,8 +40,8 @@ class GradientList:
     parameters known to have sparse gradients, which `sparse_as_dense` reduces as dense ones; `compression` codes the
     dense ones.  `owner` says whose gradients they are, so that no two lists are taken for each other.  With `staging`
     ``"host"`` tensors of a device pass through host memory; without it all are on one device, or the host's.
-    UnsupportedDtypeError for a compression, which codes values of the host, of parameters on a device.  `waiting` is that
-    of the list that comes before this one.
+    UnsupportedDtypeError for a compression, which codes values of the host, of parameters on a device.  `waiting` is
+    that of the list that comes before this one.
 
     `notes` tell the other replicas: each is set to 0 or 1 before a reduction, and is not zero behind it where any
     replica has set it.  `keeps_apart` is such a note: a replica cannot begin to reduce these gradients in the backward
