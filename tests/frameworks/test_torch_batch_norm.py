@@ -218,6 +218,17 @@ def test_second_derivatives_are_refused(affine):
     torch.testing.assert_close(x.grad, wanted, rtol=1e-10, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_of_short_floats_are_not_rounded_to_them(dtype):
+    whole = (batch(0, (48, CHANNELS)) * 1000).to(dtype)
+    whole[::4] *= -1  # further from the mean than the largest float16
+    alone = torch.nn.BatchNorm1d(CHANNELS)
+    mine = mpidist.torch.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone))
+    alone(whole.float())
+    mine(*part((whole,), "even"))
+    torch.testing.assert_close(mine.running_var, alone.running_var, rtol=1e-5, atol=0)
+
+
 def test_no_channels():
     with pytest.raises(ValueError, match="no channels"):
         mpidist.torch.SyncBatchNorm(0)(torch.ones(2, 0))

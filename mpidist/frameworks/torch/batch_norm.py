@@ -138,9 +138,15 @@ class _Statistics:
                 f"Expected more than 1 value per channel when training, got 1 over {replicas.size} replicas"
             )
         self.mean = sums / self.count
-        from_mean = values - self.mean.to(x.dtype).view(self.shape)
-        rest = (self.mean - self.mean.to(x.dtype)).view(self.shape)  # of the mean, what the dtype cannot hold
+        dtype = _wide(x)
+        from_mean = values.to(dtype) - self.mean.to(dtype).view(self.shape)
+        rest = (self.mean - self.mean.to(dtype)).view(self.shape)  # of the mean, what the dtype cannot hold
         self.variance = _sums(replicas, (from_mean.double() - rest).square().sum(self.axes))[0] / self.count
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which values are computed."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 def _sums(replicas: Replicas, values: torch.Tensor, rows: int | None = None) -> tuple[torch.Tensor, int]:
@@ -168,7 +174,7 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float, statistics: _Statistics, replicas: Replicas
     ) -> torch.Tensor:
-        dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+        dtype = _wide(x)
         inverse = (statistics.variance + eps).rsqrt().to(dtype).view(statistics.shape)
         normalized = (x.to(dtype) - statistics.mean.to(dtype).view(statistics.shape)) * inverse
         ctx.statistics, ctx.replicas = statistics, replicas
