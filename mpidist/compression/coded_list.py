@@ -36,6 +36,7 @@ class CodedList(Bound):
         elements, wire = self._ends[-1], wire_dtype(self._dtype)
         self._values = numpy.zeros(elements, wire)
         self._decoded = numpy.zeros(elements if stage.error_feedback else 0, wire)
+        self._rank, self._size, self._is_kept = ranks.rank, ranks.size, False
         self._scale = 1.0 / ranks.size if op == "mean" else None
         self.residues = CodeResidues(elements, wire) if stage.error_feedback else None
         way = GatheredCodes if stage.is_gathered else SharedCodes
@@ -68,16 +69,42 @@ class CodedList(Bound):
             total[:] = self._values
         else:
             self.sums.sum(watch, total, self._scale)
-        self._keep_residues(total)
-        return self._cut(total.astype(self._dtype, copy=False))
+        found = total.astype(self._dtype, copy=False)
+        self._keep_residues(found)
+        return self._cut(found)
 
-    def _keep_residues(self, total: Any) -> None:
+    def _keep_residues(self, found: Any) -> None:
         """Let residues count, unless the result is not finite: nobody makes a step with it.  The same on all ranks."""
         of_sums = None if self.sums is None else self.sums.residues
         kept = [each for each in (self.residues, of_sums) if each is not None]
-        if kept and numpy.isfinite(total).all():
+        self._is_kept = bool(kept) and bool(numpy.isfinite(found).all())
+        if self._is_kept:
             for each in kept:
                 each.keep()
+
+    def take_back(self, place: int, result: Any) -> None:
+        """Keep for the next call a result of the last one, by its place in the list; an equal part on each rank.
+
+        Local; every rank takes back the same.
+        """
+        if self._is_kept:
+            values = numpy.asarray(result, self._values.dtype)
+            self.keep(place, values / self._size if self._scale is None else values)
+
+    def keep(self, place: int, values: Any) -> None:
+        """Keep values of an array, by its place in the list, for the next call, besides what is kept.  Local."""
+        if self.residues is not None:
+            self.residues.kept[(0, *self._ends)[place] : self._ends[place]] += values.reshape(-1)
+
+    def waiting(self) -> list[Any]:
+        """Return what this rank keeps of each array, as if all of it were of its own values.  Local."""
+        if self.residues is None:
+            return []
+        found, of_sums = self.residues.kept.copy(), None if self.sums is None else self.sums.residues
+        if of_sums is not None:
+            first = self._rank * self.elements // self._size
+            found[first : first + of_sums.kept.size] += of_sums.kept * (1 if self._scale is None else self._size)
+        return self._cut(found)
 
     def _cut(self, total: Any) -> list[Any]:
         firsts = [0, *self._ends[:-1]]

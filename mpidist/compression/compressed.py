@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -128,6 +128,32 @@ class CompressedAllReduce:
             for position, result in zip(positions, part, strict=True):
                 results[position] = result
         return results
+
+    def take_back(self, results: Mapping[int, Any]) -> None:
+        """Keep for the next call those results of the last one, by their places in the list, that nobody takes.
+
+        Local; every rank takes back the same.  With error feedback nothing is lost of them; without it nothing is kept.
+        """
+        for position, (bound, place) in self._coded():
+            if position in results:
+                bound.take_back(place, results[position])
+
+    def keep(self, waiting: Mapping[int, Any]) -> None:
+        """Keep for the next call what `waiting` of another one has returned, by the places in this list.  Local."""
+        for position, (bound, place) in self._coded():
+            if position in waiting:
+                bound.keep(place, waiting[position])
+
+    def waiting(self) -> dict[int, Any]:
+        """Return what error feedback keeps on this rank, by the places of the arrays in the list.  Local."""
+        lists = [(positions, bound.waiting()) for _, positions, bound in self._parts if isinstance(bound, CodedList)]
+        return {at: values for positions, kept in lists for at, values in zip(positions, kept, strict=False)}
+
+    def _coded(self) -> Iterator[tuple[int, tuple[CodedList, int]]]:
+        """Yield the place of each coded array in the list, with its own list and its place there."""
+        for _, positions, bound in self._parts:
+            if isinstance(bound, CodedList):
+                yield from ((position, (bound, place)) for place, position in enumerate(positions))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what error feedback keeps, of all ranks: for a checkpoint that any number of ranks may load.

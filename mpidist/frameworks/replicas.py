@@ -80,12 +80,7 @@ class Replicas:
         else:
             like = [numpy.empty(shape, dtype) for _, dtype, shape in signatures]
             reduce = bind_all_reduce(self.communicator, like, op, compression, [name for name, *_ in signatures])
-
-        def reduce_in_place(arrays: Sequence[Any]) -> None:
-            for array, result in zip(arrays, reduce(list(arrays)), strict=True):
-                array[...] = result
-
-        return reduce_in_place
+        return _Copied(reduce)
 
     def engine(self) -> Engine | None:
         """Return the engine of these ranks; None where the strategy reduces in a way of its own.  Local."""
@@ -211,6 +206,17 @@ def _kept(adapters: dict[str, Any], make: Callable[[], Replicas]) -> Replicas:
         adapters["replicas"] = make()
     found: Replicas = adapters["replicas"]
     return found
+
+
+class _Copied:
+    """Puts the results of an all-reduce, `reduce`, in place of a list's own values."""
+
+    def __init__(self, reduce: Any) -> None:
+        self.reduce = reduce
+
+    def __call__(self, arrays: Sequence[Any]) -> None:
+        for array, result in zip(arrays, self.reduce(list(arrays)), strict=True):
+            array[...] = result
 
 
 class _ByStrategy:

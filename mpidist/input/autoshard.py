@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from itertools import zip_longest
 
 from mpidist.input.dataset import Dataset
 from mpidist.input.files import FileRows
 from mpidist.input.options import AutoShardPolicy
 from mpidist.input.stage import Stage
+from mpidist.input.zipped import Zip
 
 _logger = logging.getLogger("mpidist")
 
@@ -37,10 +39,31 @@ def by_file(stage: Stage, num_workers: int, index: int) -> Stage:
             f"required {num_workers} shards/workers; use AUTO, which deals rows"
         )
 
+    _check_pairs(stage)
+
     def some_files(source: Stage) -> Stage:
         return FileRows(source.tables[index::num_workers]) if isinstance(source, FileRows) else source
 
     return stage.rebuilt(some_files)
+
+
+def _check_pairs(stage: Stage) -> None:
+    """Raise ValueError where data sets side by side have other rows in their files: their elements would come apart."""
+    for child in stage.children:
+        _check_pairs(child)
+    if isinstance(stage, Zip):
+        first, *others = (
+            [table.rows for source in child.sources() if isinstance(source, FileRows) for table in source.tables]
+            for child in stage.children
+        )
+        for rows in others:
+            for number, pair in enumerate(zip_longest(first, rows)):
+                if pair[0] != pair[1]:
+                    raise ValueError(
+                        "AutoShardPolicy.FILE deals files, and data sets side by side (zip) have other rows in theirs: "
+                        f"file {number} has {pair[0]} rows in one and {pair[1]} in another. Rows that belong together "
+                        "would go to different ranks; use AUTO, which deals rows"
+                    )
 
 
 def warn_of_reading_all(dataset: Dataset, num_workers: int) -> None:

@@ -76,4 +76,4 @@ class _SharedItem:
         element, rows = self._made[part]
         if rows is not None:
             part.of(rows)  # a part that measures gets to know of how many rows it is
-        return structure.map_leaves(lambda leaf: leaf.copy() if hasattr(leaf, "copy") else leaf, element)
+        return structure.copied(element)

@@ -44,7 +44,7 @@ class Arrays(Stage):
         return structure.map_leaves(lambda leaf: leaf[positions], self.arrays)
 
     def at(self, epoch: int, position: int, part: RowPart = WHOLE) -> Any:
-        return structure.map_leaves(lambda leaf: leaf[position].copy(), self.arrays)
+        return structure.copied(structure.row(self.arrays, position))
 
     def spec(self) -> Any:
         return row_spec(self.arrays)

@@ -49,7 +49,7 @@ def test_outputs_and_gradients_are_those_of_the_global_batch(kind, shape, affine
     assert_same_bits(mine.running_mean, mine.running_var)
 
 
-@pytest.mark.parametrize("momentum, tracks", [(0.1, True), (None, True), (0.1, False)])
+@pytest.mark.parametrize("momentum, tracks", [(0.1, True), (None, True), (0.1, False), (None, False)])
 def test_momentum_and_evaluation(momentum, tracks):
     alone = torch.nn.BatchNorm1d(CHANNELS, momentum=momentum, track_running_stats=tracks).double()
     mine = mpidist.torch.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone))
@@ -178,7 +178,7 @@ def test_every_place_and_every_hook_of_a_layer(kind, prunes):
     torch.testing.assert_close(mine.a.running_var, alone.a.running_var, rtol=1e-11, atol=0)
 
 
-@pytest.mark.parametrize("momentum, tracks", [(0.1, True), (None, True), (0.1, False)])
+@pytest.mark.parametrize("momentum, tracks", [(0.1, True), (None, True), (0.1, False), (None, False)])
 @pytest.mark.parametrize("shape", [(0, CHANNELS), (3, CHANNELS, 0)])
 def test_no_rows_on_any_rank_are_what_they_are_in_one_process(momentum, tracks, shape):
     alone = torch.nn.BatchNorm1d(CHANNELS, momentum=momentum, track_running_stats=tracks)
@@ -190,6 +190,43 @@ def test_no_rows_on_any_rank_are_what_they_are_in_one_process(momentum, tracks, 
     for name, wanted in {**alone.state_dict(), "weight": alone.weight.grad, "bias": alone.bias.grad}.items():
         found = getattr(mine, name)
         assert torch.equal(found.grad if name in ("weight", "bias") else found, wanted), name
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_an_output_may_be_changed_in_place(affine):
+    alone = torch.nn.BatchNorm1d(CHANNELS, affine=affine).double()
+    mine = mpidist.torch.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone))
+    whole = batch(0).requires_grad_()
+    x = part((whole.detach().clone(),), "even")[0].requires_grad_()
+    alone(whole).relu_().square().sum().backward()
+    mine(x).relu_().square().sum().backward()
+    torch.testing.assert_close(x.grad, *part((whole.grad,), "even"), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("affine", [True, False])
+def test_second_derivatives_are_refused(affine):
+    """As for a penalty on gradients: without an error it would lack a part, as the rest of it has a graph."""
+    layer = mpidist.torch.SyncBatchNorm(CHANNELS, affine=affine).double()
+    x = part((batch(0),), "even")[0].requires_grad_()
+    with pytest.raises(RuntimeError, match="SyncBatchNorm in training mode has no second derivatives"):
+        torch.autograd.grad((layer(x) * torch.sin(x.detach())).sum(), x, create_graph=True)
+    layer.eval()
+    (first,) = torch.autograd.grad((layer(x) ** 2).sum(), x, create_graph=True)
+    first.sum().backward()
+    wanted = (2 / (layer.running_var + layer.eps)).expand_as(x)
+    torch.testing.assert_close(x.grad, wanted, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_of_short_floats_are_not_rounded_to_them(dtype):
+    whole = (batch(0, (48, CHANNELS)) * 1000).to(dtype)
+    whole[::4] *= -1  # further from the mean than the largest float16
+    alone = torch.nn.BatchNorm1d(CHANNELS)
+    mine = mpidist.torch.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone))
+    alone(whole.float())
+    mine(*part((whole,), "even"))
+    torch.testing.assert_close(mine.running_var, alone.running_var, rtol=1e-5, atol=0)
 
 
 def test_no_channels():

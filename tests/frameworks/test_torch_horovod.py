@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import mpidist.compression  # noqa: E402
 import mpidist.torch as hvd  # noqa: E402
+from mpidist.errors import CollectiveMismatchError  # noqa: E402
 from mpidist.hints import _HINTS  # noqa: E402
 from tests.frameworks.torch_models import (  # noqa: E402
     assert_alike,
@@ -131,6 +132,35 @@ def test_means_of_integers_are_cut_to_integers(reduce, dtype):
     halved = reduce(x, op=hvd.Sum, prescale_factor=0.5)
     assert halved.dtype is dtype
     assert halved.tolist() == [int((each + (size - 1) / 2) * size / 2) for each in range(2 * size)]
+
+
+@pytest.mark.parametrize("reduce", [
+    lambda *args, **kwargs: hvd.allreduce(*args, **kwargs),
+    lambda tensor, **kwargs: hvd.reducescatter(tensor.repeat(world().size), **kwargs),
+])  # fmt: skip
+def test_factors_keep_the_digits_of_whole_numbers(reduce):
+    found = reduce(torch.tensor([123_456_789]), op=hvd.Sum, prescale_factor=3.0, postscale_factor=5.0)
+    assert found.dtype is torch.int64 and found.tolist() == [15 * 123_456_789 * world().size]
+
+
+def test_rows_that_are_left_over_are_the_first_ranks():
+    size, rank = world().size, world().rank
+    for count in range(2 * size):
+        x = torch.arange(float(count))[:, None].repeat(1, 2).requires_grad_()
+        found = hvd.reducescatter(x, op=hvd.Sum)
+        first = sum(count // size + (each < count % size) for each in range(rank))
+        rows = range(first, first + count // size + (rank < count % size))
+        assert found.tolist() == [[float(each * size)] * 2 for each in rows]
+        (found * (rank + 1)).sum().backward()
+        owners = [each for each in range(size) for _ in range(count // size + (each < count % size))]
+        assert x.grad.tolist() == [[float(each + 1)] * 2 for each in owners]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("more", [1, 2])
+def test_ranks_with_other_numbers_of_rows_are_refused(more):
+    with pytest.raises(CollectiveMismatchError, match="rank 1"):
+        hvd.reducescatter(torch.ones(world().size + 1 + (more if world().rank == 1 else 0)))
 
 
 @pytest.mark.parametrize("reduce", [mpidist.torch.all_reduce, hvd.allreduce])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from contextlib import nullcontext
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.frameworks.torch_models import (  # noqa: E402
     assert_same_bits,
     batches,
     cross_entropy,
+    last,
+    momentum,
     part,
     rows,
     tanh_model,
@@ -54,6 +57,56 @@ def test_those_that_run_out_follow_the_others(by_all, order):
             cross_entropy(model(x), y).backward()
             optimizer.step()
     assert_alike(bare, expected)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("make", [momentum, lambda parameters: torch.optim.Adam(parameters, lr=0.01)])
+def test_optimizers_that_keep_something_go_on_alike(make, order):
+    """A rank that runs out first in one epoch has rows last in the next, with what it has seen of the others' steps."""
+    size, rank = world().size, world().rank
+    counts = [[each + 1 for each in range(size)][:: order * (-1) ** epoch] for epoch in range(3)]
+    bare = tanh_model()
+    expected = copy.deepcopy(bare)
+    alone = make(expected.parameters())
+    for epoch in range(3):
+        for turn in range(size):
+            alone.zero_grad()
+            for each in (each for each in range(size) if counts[epoch][each] > turn):
+                x, y = rows(6, seed=100 * epoch + 10 * each + turn)
+                (cross_entropy(expected(x), y) / size).backward()
+            alone.step()
+    model = mpidist.torch.DistributedDataParallel(bare, check_every=1)
+    optimizer = make(model.parameters())
+    for epoch in range(3):
+        with model.join():
+            for turn in range(counts[epoch][rank]):
+                x, y = rows(6, seed=100 * epoch + 10 * rank + turn)
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+    assert_alike(bare, expected, 1e-10)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_optimizer_that_has_made_no_step_is_told_of():
+    model = mpidist.torch.DistributedDataParallel(tanh_model(), check_every=1)
+    optimizer = momentum(model.parameters())
+
+    def step(seed):
+        optimizer.zero_grad()
+        x, y = rows(6, seed=seed)
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    is_last = world().rank == last()
+    with pytest.warns(RuntimeWarning, match="rank 0 has made no step") if is_last else nullcontext():
+        with model.join():
+            for turn in range(world().rank):
+                step(turn)
+    mpidist.torch.broadcast_optimizer_state(optimizer, last())
+    for turn in range(4):
+        step(turn)
+    assert_same_bits(*model.parameters())
 
 
 @pytest.mark.mpi(min_size=2)

@@ -669,6 +669,41 @@ def test_gradients_that_some_ranks_do_not_have_compressed():
     assert b.grad is None if world().size == 1 else b.grad.tolist() == [2.0 * (world().size - 1)] * 3
 
 
+@pytest.mark.parametrize("op", ["mean", "sum"])
+def test_what_waits_of_a_gradient_that_no_rank_has_goes_on_waiting(op):
+    """One value in two is sent: that of `b`, then that of `a`, which nobody has now, and when it has one again."""
+    a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    stage = mpidist.compression.TopK(0.5)
+    optimizer = mpidist.torch.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), compression=stage, op=op)
+    for turn, (of_a, of_b) in enumerate([(1.0, 4.0), (None, 0.25), (0.0, 0.0), (0.0, 0.0)]):
+        optimizer.zero_grad()
+        (b * of_b if of_a is None else a * of_a + b * of_b).sum().backward()
+        assert (a.grad is None) == (turn == 1)
+        optimizer.step()
+    divisor = world().size if op == "mean" else 1
+    assert [a.item(), b.item()] == pytest.approx([-1.0 * world().size / divisor, -4.25 * world().size / divisor])
+
+
+def test_what_waits_of_a_gradient_goes_on_waiting_while_parameters_are_frozen():
+    a, b, c = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))
+    optimizer = torch.optim.SGD([a, b, c], lr=1.0)
+    optimizer = mpidist.torch.DistributedOptimizer(optimizer, compression=mpidist.compression.TopK(0.3))
+
+    def step(of_a, of_b, of_c):
+        optimizer.zero_grad()
+        (a * of_a + b * of_b + c * of_c).sum().backward()
+        optimizer.step()
+
+    step(1.0, 2.0, 4.0)  # one value is sent: that of `c`
+    b.requires_grad_(False)
+    c.requires_grad_(False)
+    step(0.0, 0.0, 0.0)
+    assert [each.item() for each in (a, b, c)] == pytest.approx([-1.0, 0.0 if world().size > 1 else -2.0, -4.0])
+    b.requires_grad_(True)
+    step(0.0, 0.0, 0.0)
+    assert [each.item() for each in (a, b, c)] == pytest.approx([-1.0, -2.0, -4.0])
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 

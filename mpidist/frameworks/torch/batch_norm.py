@@ -24,6 +24,7 @@ class SyncBatchNorm(_BatchNorm):
 
     A forward and a backward pass in training mode are collective: every rank makes them in the same order.  In
     evaluation mode they are local; without running statistics they take those of this rank's rows, as PyTorch's do.
+    Over several replicas training mode has no second derivatives: ``create_graph=True`` is a RuntimeError on all ranks.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -64,7 +65,8 @@ class SyncBatchNorm(_BatchNorm):
         """Return how much the statistics of a batch weigh in the running ones."""
         if self.momentum is not None:
             return float(self.momentum)
-        assert self.num_batches_tracked is not None
+        if self.num_batches_tracked is None:  # there are none
+            return 0.0
         return 1.0 / max(1.0, float(self.num_batches_tracked))
 
     def _track(self, statistics: _Statistics) -> None:
@@ -136,9 +138,15 @@ class _Statistics:
                 f"Expected more than 1 value per channel when training, got 1 over {replicas.size} replicas"
             )
         self.mean = sums / self.count
-        from_mean = values - self.mean.to(x.dtype).view(self.shape)
-        rest = (self.mean - self.mean.to(x.dtype)).view(self.shape)  # of the mean, what the dtype cannot hold
+        dtype = _wide(x)
+        from_mean = values.to(dtype) - self.mean.to(dtype).view(self.shape)
+        rest = (self.mean - self.mean.to(dtype)).view(self.shape)  # of the mean, what the dtype cannot hold
         self.variance = _sums(replicas, (from_mean.double() - rest).square().sum(self.axes))[0] / self.count
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which values are computed."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 def _sums(replicas: Replicas, values: torch.Tensor, rows: int | None = None) -> tuple[torch.Tensor, int]:
@@ -166,17 +174,23 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: Any, bias: Any, eps: float, statistics: _Statistics, replicas: Replicas
     ) -> torch.Tensor:
-        dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+        dtype = _wide(x)
         inverse = (statistics.variance + eps).rsqrt().to(dtype).view(statistics.shape)
         normalized = (x.to(dtype) - statistics.mean.to(dtype).view(statistics.shape)) * inverse
         ctx.statistics, ctx.replicas = statistics, replicas
         ctx.save_for_backward(normalized, inverse, weight)
-        if weight is not None:
-            normalized = normalized * weight.view(statistics.shape) + bias.view(statistics.shape)
-        return normalized.to(x.dtype)
+        if weight is None:  # what comes next may change it in place
+            return normalized.to(x.dtype, copy=True)
+        return (normalized * weight.view(statistics.shape) + bias.view(statistics.shape)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "SyncBatchNorm in training mode has no second derivatives (create_graph=True): they would lack what "
+                "the statistics of all replicas do to them. For such a loss use a layer without statistics, such as "
+                "torch.nn.LayerNorm or GroupNorm"
+            )
         normalized, inverse, weight = ctx.saved_tensors
         statistics, gradient = ctx.statistics, gradients[0].to(normalized.dtype)
         axes, shape = statistics.axes, statistics.shape

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -9,9 +11,10 @@ from typing import Any, NoReturn
 import torch
 
 from mpidist.compression import Compression
+from mpidist.errors import listed
 from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import comm_hook
-from mpidist.frameworks.torch.broadcast import broadcast_tensors
+from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.contents import Contents
 from mpidist.frameworks.torch.join import BUFFERS, Joining
@@ -172,7 +175,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
     ) -> Iterator[None]:
         """Let replicas have different numbers of batches in a ``with`` block: those that run out follow the others.
 
-        Behind the block all replicas have the parameters and buffers of those that had rows last.  One small
+        Behind the block all replicas have the parameters and buffers of those that had rows last, and so have their
+        optimizers the states, but for one that has made no step at all: a RuntimeWarning tells of it.  One small
         all-reduce more is made for each forward and backward pass.
 
         Collective: every rank enters it in the same order.
@@ -251,6 +255,29 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
         root = joining.follow((take_buffers, give_no_gradients))
         broadcast_module(self._reduction.replicas, self.module, root)
+        self._share_states(root)
+
+    def _share_states(self, root: int) -> None:
+        """Give the states of rank `root`'s optimizers to replicas that have made fewer steps.  Collective."""
+        reduction = self._reduction
+        replicas, optimizers = reduction.replicas, reduction.optimizers()
+        own = reduction.steps, [_has_state(each) for each in optimizers]
+        raw = replicas.communicator.exchange(json.dumps(own).encode(), "steps inside of join()")
+        told = [json.loads(each) for each in raw]
+        if len({steps for steps, _ in told}) == 1:
+            return
+        for number, has_state in enumerate(told[root][1]):
+            lacking = [rank for rank, (_, each) in enumerate(told) if len(each) <= number]
+            if has_state and not lacking:
+                broadcast_optimizer_state(optimizers[number], root, replicas=replicas)
+            elif has_state and replicas.rank == root:
+                warnings.warn(
+                    f"join: rank {listed(map(str, lacking))} has made no step, so its optimizer is not known here, and "
+                    f"has not the state of rank {root}'s {type(optimizers[number]).__name__}. To train on, call "
+                    f"mpidist.torch.broadcast_optimizer_state(optimizer, {root}) on all ranks",
+                    RuntimeWarning,
+                    stacklevel=5,
+                )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state of the bare module."""
@@ -298,3 +325,9 @@ class BufferBroadcast:
 def broadcast_module(replicas: Replicas, module: torch.nn.Module, root: int = 0) -> None:
     """Give all replicas the parameters and buffers of rank `root`'s module.  Collective."""
     broadcast_tensors(replicas, [*module.named_parameters(), *module.named_buffers()], root)
+
+
+def _has_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer keeps anything from step to step."""
+    kept = [each.values() if isinstance(each, dict) else [each] for each in optimizer.state.values()]
+    return any(value is not None for each in kept for value in each)

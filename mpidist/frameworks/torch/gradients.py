@@ -40,7 +40,8 @@ class GradientList:
     parameters known to have sparse gradients, which `sparse_as_dense` reduces as dense ones; `compression` codes the
     dense ones.  `owner` says whose gradients they are, so that no two lists are taken for each other.  With `staging`
     ``"host"`` tensors of a device pass through host memory; without it all are on one device, or the host's.
-    UnsupportedDtypeError for a compression, which codes values of the host, of parameters on a device.
+    UnsupportedDtypeError for a compression, which codes values of the host, of parameters on a device.  `waiting` is
+    that of the list that comes before this one.
 
     `notes` tell the other replicas: each is set to 0 or 1 before a reduction, and is not zero behind it where any
     replica has set it.  `keeps_apart` is such a note: a replica cannot begin to reduce these gradients in the backward
@@ -58,9 +59,12 @@ class GradientList:
         compression: Compression | None = None,
         owner: str = "",
         staging: str | None = None,
+        waiting: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         self.names, self.parameters, self.sparse = list(names), list(parameters), sparse
         self._replicas, self._sparse_as_dense, self._compression = replicas, sparse_as_dense, compression
+        self._is_coded = compression is not None and replicas.size > 1
+        self._waiting = waiting or {}
         self._dense = [number for number in range(len(names)) if number not in sparse]
         signatures = [(names[each], dtype_of(parameters[each]), tuple(parameters[each].shape)) for each in self._dense]
         self._is_staged = staging is not None
@@ -135,7 +139,24 @@ class GradientList:
                 self._bound[op] = bind(op, [own]), bind(op, self.signatures, kind=kind)
             else:
                 self._bound[op] = bind(op, [*self.signatures, own], self._compression), None
+                self._take_over(op)
         found: tuple[Any, Any] = self._bound[op]
+        return found
+
+    def _take_over(self, op: str) -> None:
+        """Have what another list has kept of these gradients go on waiting here.  Local."""
+        waiting = self._waiting.get(op, {})
+        for at, (name, _, shape) in enumerate(self.signatures):
+            values = waiting.pop(name, None)
+            if values is not None and values.shape == shape:
+                self._bound[op][0].reduce.keep({at: values})
+
+    def waiting(self) -> dict[str, dict[str, Any]]:
+        """Return what error feedback keeps of gradients on this rank, by operation and name.  Local."""
+        found = {op: dict(kept) for op, kept in self._waiting.items()}
+        for op, (bound, _) in self._bound.items():
+            kept = bound.reduce.waiting() if self._is_coded else {}
+            found[op] = found.get(op, {}) | {self.signatures[at][0]: values for at, values in kept.items()}
         return found
 
     def _host_arrays(self, scale: float | None) -> list[Any]:
@@ -222,6 +243,10 @@ class GradientList:
     def _settle(self, op: str, scale: float | None) -> frozenset[int]:
         """Give this replica the gradients that others have, and reduce those that are sparse anywhere."""
         has, is_sparse = self.has != 0, self._is_sparse != 0
+        if self._is_coded:
+            # else what error feedback has sent of it at last would be lost
+            nobodys = {at: array_of(self._zeros[each]) for at, each in enumerate(self._dense) if not has[each]}
+            self._bound[op][0].reduce.take_back(nobodys)
         sparse = []
         for number, parameter in enumerate(self.parameters):
             if is_sparse[number]:

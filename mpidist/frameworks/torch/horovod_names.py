@@ -14,6 +14,7 @@ import torch
 from mpidist import ranks, world
 from mpidist.collectives.handle import Handle
 from mpidist.frameworks.torch import collectives
+from mpidist.frameworks.torch.comparison import described
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.options import ReduceOp
 from mpidist.transports import World
@@ -126,9 +127,8 @@ def allreduce(
         raise ValueError("allreduce takes `average` or `op`, not both")
     if average is not None:
         op = Average if average else Sum
-    scaled = tensor if prescale_factor == 1.0 else tensor * prescale_factor
-    found = collectives.all_reduce(scaled, Average if op is None else op, compression)
-    found = found if postscale_factor == 1.0 else found * postscale_factor
+    found = collectives.all_reduce(_times(tensor, prescale_factor), Average if op is None else op, compression)
+    found = _times(found, postscale_factor)
     return found if found.dtype is tensor.dtype else found.to(tensor.dtype)
 
 
@@ -200,16 +200,40 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Return this rank's rows of the reduced tensor; parameters as for `allreduce`, values are sent as they are.
+    """Return this rank's rows of the reduced tensor; of n rows the first n % size ranks have one more than the others.
+
+    Parameters as for `allreduce`; values are sent as they are.
 
     Collective: every rank calls it in the same order.
     """
     _check_set(process_set)
     if compression is not None:
         raise ValueError(f"compression={compression!r}: reducescatter sends values as they are; leave it out")
-    found = collectives.reduce_scatter(tensor if prescale_factor == 1.0 else tensor * prescale_factor, op)
-    found = found if postscale_factor == 1.0 else found * postscale_factor
+    found = _scattered(_times(tensor, prescale_factor), op)
+    found = _times(found, postscale_factor)
     return found if found.dtype is tensor.dtype else found.to(tensor.dtype)
+
+
+def _scattered(tensor: torch.Tensor, op: ReduceOp | str) -> torch.Tensor:
+    """Return this rank's rows of the reduced tensor; of rows that are left over the first ranks have one more each."""
+    replicas = replicas_of()
+    rest = len(tensor) % replicas.size if collectives.checked(tensor).dim() else 0
+    if not rest:
+        return collectives.reduce_scatter(tensor, op)
+    # other numbers of rows may be alike with those that are dropped again
+    replicas.check("reducescatter", [described("the tensor", tensor)])
+    longer, row = len(tensor) // replicas.size + 1, tensor.shape[1:]
+    shorter = tensor[rest * longer :].reshape(replicas.size - rest, longer - 1, *row)
+    filled = torch.cat([shorter, shorter.new_zeros(replicas.size - rest, 1, *row)], 1).flatten(0, 1)
+    found = collectives.reduce_scatter(torch.cat([tensor[: rest * longer], filled]), op)
+    return found if replicas.rank < rest else found[:-1]
+
+
+def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return a tensor times a factor; of whole numbers in 64 bits, since PyTorch's default would cut their digits."""
+    if factor == 1.0:
+        return tensor
+    return (tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()) * factor
 
 
 def _uncoded(reduce: Any, name: str) -> Any:

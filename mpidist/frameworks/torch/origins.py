@@ -44,6 +44,10 @@ class GradientOrigins:
             self._divide([*(each.optimizer() for each in self._shares), optimizer])
             self.mark()
 
+    def optimizers(self) -> list[Any]:
+        """Return the optimizers that have made a step, in the order of their first ones."""
+        return [found for each in self._shares if (found := each.optimizer()) is not None]
+
     def _divide(self, optimizers: Sequence[Any]) -> None:
         """Divide the parameters among optimizers; nobody may set those of the rest to zero."""
         before, self._shares = self._shares, []

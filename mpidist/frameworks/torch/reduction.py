@@ -156,6 +156,7 @@ class GradientReduction:
             self.compression,
             f"of {self.owner} {self._number}",
             self._staging,
+            None if self._list is None else self._list.waiting(),
         )
         self._times = StepTimes()
         self._origins.bind(parameters)
@@ -318,6 +319,15 @@ class GradientReduction:
         self._origins.are_reduced(is_twice)
         self._watch.is_open = False
         self.parts.forget()
+
+    @property
+    def steps(self) -> int:
+        """How many steps optimizers have made since `restart`.  Local."""
+        return self._steps
+
+    def optimizers(self) -> list[Any]:
+        """Return those that have made a step, in the order of their first ones.  Local."""
+        return self._origins.optimizers()
 
     def takes(self, optimizer: Any) -> bool:
         """Return whether an optimizer changes parameters whose gradients are reduced here.  Local."""

@@ -252,6 +252,25 @@ def test_a_state_goes_to_another_number_of_ranks(before, after, stages, op):
         numpy.testing.assert_allclose(saved + total + kept, exact, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("stage", FEEDBACK, ids=repr)
+def test_what_waits_goes_to_a_list_of_another_order(stage, op):
+    def train():
+        rank = world_communicator().rank
+        first, second = bind(numbers(0), op, stage), bind(numbers(0)[::-1], op, stage)
+        total = sum(flat(first(numbers(rank, step))) for step in range(3))
+        second.keep({2 - at: values for at, values in first.waiting().items()})
+        total = total + sum(flat(second(numbers(rank, step)[::-1])[::-1]) for step in range(3, 6))
+        return total, second.state_dict()
+
+    divisor = 3 if op == "mean" else 1
+    exact = sum(flat(numbers(rank, step)) for rank in range(3) for step in range(6)) / divisor
+    for total, left in run_ranks(3, train):
+        kept = left["float64.residues"].sum(axis=0) / divisor + left.get("float64.sum_residues", 0)
+        kept = flat(numpy.split(kept, [1, 8])[::-1])
+        numpy.testing.assert_allclose(total + kept, exact, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("bad", [numpy.nan, numpy.inf])
 @pytest.mark.parametrize("stage", [Float16(error_feedback=True), TopK(0.1)], ids=repr)
 def test_a_step_that_is_not_finite_is_seen_and_leaves_the_residues(stage, bad):
@@ -346,6 +365,17 @@ def test_a_stage_that_raises_on_one_rank_leaves_all_in_step():
         return strategy.run(lambda: bound([numpy.ones(4)]))[0].tolist()
 
     assert run_ranks(3, step) == [[3.0] * 4] * 3
+
+
+def test_a_sum_beyond_the_dtype_of_its_arrays_leaves_the_residues():
+    def overflow():
+        given = [numpy.array([60_000.0, 1.0], "f2")]
+        bound = bind(given, "sum", TopK(0.5))
+        with numpy.errstate(over="ignore"):
+            (total,) = bound(given)
+        return total.tolist(), bound.state_dict()["float16.residues"].tolist()
+
+    assert run_ranks(2, overflow) == [([numpy.inf, 0.0], [[0.0, 0.0]] * 2)] * 2
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,29 @@ def test_file_with_too_few_files_says_what_to_do(tmp_path):
         run_ranks(3, rank)
 
 
+@pytest.mark.parametrize("rows", [[2, 2], [1, 3], [1, 1, 2]])
+def test_files_side_by_side_go_to_a_rank_together(rows, tmp_path):
+    for name, counts in [("x", [2, 2]), ("y", rows)]:
+        first = 0
+        for number, count in enumerate(counts):
+            text = "".join(f"{name}{line}\n" for line in range(first, first + count))
+            (tmp_path / f"{name}-{number}.txt").write_text(text)
+            first += count
+    pairs = Dataset.zip(*(Dataset.from_text(tmp_path / f"{name}-*.txt") for name in "xy"))
+    dataset = with_policy(pairs.shuffle(seed=1).batch(2), "FILE")
+
+    def rank():
+        distributed = MultiWorkerMirroredStrategy().experimental_distribute_dataset(dataset)
+        return [(x, y) for xs, ys in distributed for x, y in zip(xs.tolist(), ys.tolist(), strict=True)]
+
+    if rows == [2, 2]:
+        found = run_ranks(2, rank)
+        assert sorted(itertools.chain(*found)) == [(f"x{each}", f"y{each}") for each in range(4)]
+    else:
+        with pytest.raises(ValueError, match=r"have other rows in theirs: file [01] has .* use AUTO"):
+            run_ranks(2, rank)
+
+
 @pytest.mark.parametrize("policy", ["FILE", "OFF"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_an_epoch_of_files_has_every_row_once(policy, ranks, tmp_path):

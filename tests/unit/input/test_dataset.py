@@ -83,6 +83,12 @@ def test_parts_are_copies():
     assert rows.tolist() == [0] * 4
 
 
+def test_rows_of_objects_are_given_one_by_one():
+    dataset = Dataset.from_arrays((numpy.array(["a", "bc", None], object), numpy.arange(3)))
+    assert list(dataset) == [("a", 0), ("bc", 1), (None, 2)]
+    assert [batch.tolist() for batch in dataset.filter(lambda text, _: text).map(lambda _, n: n).batch(3)] == [[0, 1]]
+
+
 def test_structures_keep_their_type():
     pair = namedtuple("pair", "x y")
     dataset = Dataset.from_arrays({"p": pair([1, 2, 3], numpy.zeros((3, 2))), "n": (numpy.ones(3, "int8"),)}).batch(2)
