@@ -451,6 +451,31 @@ def test_rows_are_looked_up_by_each_rank_of_a_worker():
     assert first[1] == second[1] == whole.tolist()
 
 
+def test_each_rank_of_a_worker_looks_up_rows_of_other_shards():
+    whole = numpy.arange(12, dtype="float32").reshape(6, 2)
+
+    def on_rank(strategy):
+        with strategy.scope():
+            table = mpidist.Variable(whole, name="table")
+        replica = strategy.extended.replica_id
+        looked_up = [[[0, 1], [5]], [[], [0, 5, 3]], [[4], [4, 4]]]  # by step and replica; of 3 shards
+
+        def step(number):
+            return table.sparse_read(looked_up[number][replica]).tolist()
+
+        def read():  # the table is read shard by shard from now on
+            return table[5 * replica].tolist(), table[4 * replica : 4 * replica + 2].tolist()
+
+        found = [strategy.run(step, args=(number,)) for number in range(3)]
+        return found, [whole[rows[replica]].tolist() for rows in looked_up], strategy.run(read)
+
+    first, second = job(on_rank, 5, num_ps=3, ranks_per_worker=2, variable_partitioner=FixedShardsPartitioner(3))
+    for found, expected, _ in (first, second):
+        assert found == expected
+    assert first[2] == (whole[0].tolist(), whole[:2].tolist())
+    assert second[2] == (whole[5].tolist(), whole[4:].tolist())
+
+
 @pytest.mark.parametrize("write", ["assign_add", "scatter_add"])
 def test_what_several_ranks_of_a_worker_write_needs_an_aggregation(write):
     def on_rank(strategy):
