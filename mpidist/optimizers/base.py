@@ -179,6 +179,10 @@ class Optimizer(Rule):
         """Micro-batches accumulated since the last update."""
         return self._stages.accumulation.micro_step
 
+    def forget_micro_batches(self) -> None:
+        """Leave out what was accumulated since the last update.  Local."""
+        self._stages.accumulation.restore({}, [])
+
     def scale_loss(self, loss: _T) -> _T:
         """Return the loss, or its gradient, times the loss scale: what to differentiate.  Local."""
         scale: Any = self.loss_scale.scale
