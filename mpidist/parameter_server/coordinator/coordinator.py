@@ -219,7 +219,8 @@ class ClusterCoordinator:
     def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
         """Give every worker a data set of its own.
 
-        Every worker has all of it: nothing is dealt.  Shuffle with a seed that depends on
+        Every worker has all of it: nothing is dealt, unless it comes from `Strategy.distribute_datasets_from_function`,
+        whose context counts the workers.  Shuffle with a seed that depends on
         `experimental_get_current_worker_index` to have them go through it in different orders.
 
         Parameters

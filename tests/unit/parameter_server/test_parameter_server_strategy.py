@@ -659,6 +659,53 @@ def test_input_pipelines_are_those_of_all_workers():
     assert job(on_rank, 4) == [(3, 0, 1), (3, 1, 1), (3, 2, 1)]
 
 
+PIPELINES: list[tuple[int, int]] = []
+
+
+def part_of_rows(context):
+    PIPELINES.append((context.num_input_pipelines, context.input_pipeline_id))
+    return mpidist.data.Dataset.range(4).shard(*PIPELINES[-1]).batch(1)
+
+
+def parts_of_rows():
+    return mpidist.get_strategy().distribute_datasets_from_function(part_of_rows)
+
+
+@pytest.mark.parametrize("is_made_by", ["workers", "chief"])
+@pytest.mark.parametrize("arguments", [(4, {}), (6, {"ranks_per_worker": 2})], ids=str)
+def test_a_chief_that_schedules_is_no_input_pipeline(is_made_by, arguments):
+    """Nobody would read its part of the rows."""
+    ranks, options = arguments
+    PIPELINES.clear()
+
+    def on_rank(strategy):
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            given = parts_of_rows if is_made_by == "workers" else parts_of_rows()
+        try:
+            coordinator.create_per_worker_dataset(given)
+            coordinator.schedule(abs, args=(1,))
+            coordinator.join()
+        finally:
+            coordinator._end()
+
+    job(on_rank, ranks, **options)
+    assert sorted(PIPELINES) == [(ranks - 2, number) for number in range(ranks - 2)]
+
+
+def test_a_chief_that_schedules_does_not_go_through_a_data_set_of_its_workers():
+    def on_rank(strategy):
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        try:
+            with pytest.raises(ValueError, match="pass this dataset to ClusterCoordinator.create_per_worker_dataset"):
+                iter(strategy.distribute_datasets_from_function(part_of_rows))
+        finally:
+            coordinator._end()
+        return True
+
+    assert job(on_rank, 3) == [True]
+
+
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 STRATEGIES = {
