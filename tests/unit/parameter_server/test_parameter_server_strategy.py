@@ -706,6 +706,20 @@ def test_a_chief_that_schedules_does_not_go_through_a_data_set_of_its_workers():
     assert job(on_rank, 3) == [True]
 
 
+def test_a_data_set_that_was_distributed_before_there_was_a_coordinator_is_refused():
+    def on_rank(strategy):
+        given = strategy.distribute_datasets_from_function(part_of_rows)
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        try:
+            with pytest.raises(ValueError, match="has the chief's part of the rows.*Distribute it below"):
+                coordinator.create_per_worker_dataset(given)
+        finally:
+            coordinator._end()
+        return True
+
+    assert job(on_rank, 3) == [True]
+
+
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 STRATEGIES = {
