@@ -141,6 +141,26 @@ class Optimizer(Rule):
         if self._updates is not None:
             self._updates.set_learning_rate(value)
 
+    def read_learning_rate(self) -> None:
+        """Take over the learning rate that servers have, which another process may have set.
+
+        Local, but collective among the ranks of a worker of servers.  Nothing changes where there are no servers, or
+        where the learning rate is a function of the steps.
+        """
+        if self._updates is not None and (rate := self._updates.learning_rate()) is not None:
+            self._restore_rate({"learning_rate": rate})
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[DistributedVariable] = (), var_names: Iterable[str] = ()
+    ) -> None:
+        """Leave variables out of the weight decay, as `Rule.exclude_from_weight_decay`.  Local.
+
+        RuntimeError where servers have the optimizer already, which go by the settings that they got.
+        """
+        if self._updates is not None:
+            self._updates.require_changeable(self, "exclude_from_weight_decay")
+        super().exclude_from_weight_decay(var_list, var_names)
+
     @property
     def loss_scale(self) -> LossScale:
         """What losses are multiplied by."""
@@ -178,6 +198,10 @@ class Optimizer(Rule):
     def micro_step(self) -> int:
         """Micro-batches accumulated since the last update."""
         return self._stages.accumulation.micro_step
+
+    def forget_micro_batches(self) -> None:
+        """Leave out what was accumulated since the last update.  Local."""
+        self._stages.accumulation.restore({}, [])
 
     def scale_loss(self, loss: _T) -> _T:
         """Return the loss, or its gradient, times the loss scale: what to differentiate.  Local."""

@@ -139,7 +139,7 @@ class BackupWorkers(Consistency):
     Attributes
     ----------
     dropped : int
-        Gradients that came too late.
+        Gradients that came too late, as a server counts them: 0 in the object that is given to the strategy.
 
     Raises
     ------

@@ -17,7 +17,6 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.context import T
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
 from mpidist.errors import MpidistError
-from mpidist.input.dataset import Dataset
 from mpidist.input.from_function import InputContext
 from mpidist.optimizers.base import Optimizer
 from mpidist.optimizers.updates.updates import Updates
@@ -34,7 +33,6 @@ from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.variables import DistributedVariable
 
 if TYPE_CHECKING:
-    from mpidist.input.distributed import DistributedDataset
     from mpidist.input.options import InputOptions
     from mpidist.strategies.parameter_server import ParameterServerStrategy
 
@@ -278,21 +276,32 @@ class ServedExtended(StrategyExtended):
     def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
         """Return this replica's parts of a worker's batches; on a coordinator's chief, for its workers alone."""
         if self.has_coordinator:
-            return _ForWorkers(dataset)
+            return _ForWorkers("experimental_distribute_dataset", dataset)
         return super().distribute_dataset(dataset, options)
 
     def distribute_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
-    ) -> DistributedDataset:
-        """Return the batches of a function's data set; each rank that trains is an input pipeline."""
-        trainers = self._strategy._roles.trainers
-        before = sum(map(len, trainers[: self.number]))
+    ) -> Any:
+        """Return the batches of a function's data set; each rank that trains is an input pipeline.
+
+        On a coordinator's chief, which does not train, for its workers alone.
+        """
+        if self.has_coordinator and self.has_other_workers:
+            return _ForWorkers("distribute_datasets_from_function", dataset_fn)
+        trainers = self._input_workers()
+        before = sum(map(len, trainers[: trainers.index(self._strategy._roles.trainers[self.number])]))
         pipelines = sum(map(len, trainers))
 
         def make(own: InputContext) -> Any:
             return dataset_fn(InputContext(pipelines, before + self.replica_id, own.num_replicas_in_sync))
 
         return super().distribute_from_function(make, options)
+
+    def _input_workers(self) -> list[tuple[int, ...]]:
+        """Return the ranks of every worker that reads data: all but a chief that schedules."""
+        roles = self._strategy._roles
+        is_coordinated = self._serves_metrics and self.has_other_workers
+        return [ranks for ranks in roles.trainers if not (is_coordinated and roles.chief in ranks)]
 
 
 class SingleExtended(ServedExtended):
@@ -319,8 +328,8 @@ class GroupExtended(ServedExtended, MirroredExtended):
 class _ForWorkers:
     """A data set on a chief that has a coordinator: not to be iterated there."""
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+    def __init__(self, method: str, given: Any) -> None:
+        self._method, self._given = method, given
 
     def __iter__(self) -> Iterator[Any]:
         raise ValueError(
@@ -328,14 +337,14 @@ class _ForWorkers:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _on_worker, (self.dataset,)
+        return _on_worker, (self._method, self._given)
 
 
-def _on_worker(dataset: Dataset) -> Any:
-    """Return what a worker makes of a distributed data set: its ranks, if it is several, deal the batches out."""
+def _on_worker(method: str, given: Any) -> Any:
+    """Return what the method of its strategy makes of a data set, or of a function of one, on a worker."""
     strategy = registry.strategy_here()
     is_chief = strategy._cluster_coordinator is not None  # one process alone, which is its own worker
-    return dataset if is_chief else strategy.experimental_distribute_dataset(dataset)
+    return given if is_chief else getattr(strategy, method)(given)
 
 
 def _encoded(kind: str, text: str | None) -> numpy.ndarray:

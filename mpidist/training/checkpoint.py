@@ -211,6 +211,18 @@ class Checkpoint:
             self.restore_here(file)
         else:
             job.extended.by_first_worker(lambda: self.restore_here(file))
+            self.note_restored()
+
+    def note_restored(self) -> None:
+        """Have the optimizers of other workers know the learning rate that the first worker has restored.
+
+        Collective among the ranks of a worker.
+        """
+        if writes_here():
+            return
+        for part in self._parts.values():
+            if isinstance(part, Optimizer):
+                part.read_learning_rate()
 
     @in_kept_world
     def restore_here(self, path: str | Path) -> None:

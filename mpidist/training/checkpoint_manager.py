@@ -161,7 +161,10 @@ class CheckpointManager:
         if job is None:
             return self._restore_newest()
         restored = job.extended.by_first_worker(lambda: str(self._restore_newest() or ""))
-        return Path(restored) if restored else None
+        if not restored:
+            return None
+        self.checkpoint.note_restored()
+        return Path(restored)
 
     def clear(self) -> None:
         """Remove the checkpoints saved here, and those found by `restore_or_initialize`; nothing else.

@@ -173,6 +173,7 @@ class ServedReplica(ModelReplica):
         # Private: counts micro-batches
         given._iterations.assign(own.iterations * (given.gradient_accumulation_steps or 1) + micro_step)
         if not is_scheduled(given):
+            own.read_learning_rate()
             given.learning_rate = own.learning_rate
 
     def read_optimizer(self, model: keras.Model, micro_step: int = 0) -> None:

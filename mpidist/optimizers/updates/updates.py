@@ -61,6 +61,13 @@ class Updates(abc.ABC):
     def iterations(self, value: int) -> None:
         """Count steps from `value` on."""
 
+    def learning_rate(self) -> float | None:
+        """Return the learning rate, a number, that others may have set; None where it is the rule's own."""
+        return None
+
+    def require_changeable(self, rule: Rule, what: str) -> None:  # noqa: B027 - the rule is asked at each step
+        """Raise RuntimeError where a change of the rule, by the method `what`, would have no effect.  Local."""
+
     def set_learning_rate(self, value: LearningRate) -> None:  # noqa: B027 - the rule is asked at each step
         """Take note of the learning rate of later steps."""
 

@@ -280,6 +280,11 @@ class Client:
             end.ask("iterations", number=number, value=value)
 
     @_asks
+    def learning_rate(self, number: int) -> float | None:
+        """Return an optimizer's learning rate, None where it is a function; KeyError if the servers have none such."""
+        return self.servers[0].ask("iterations", number=number, value=None)[0].get("learning_rate")
+
+    @_asks
     def set_learning_rate(self, number: int, value: LearningRate) -> None:
         """Set the learning rate of an optimizer from the next push on: a number, or a function of its steps."""
         if callable(value):

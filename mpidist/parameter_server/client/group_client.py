@@ -170,6 +170,10 @@ class GroupClient:
         """Count steps from `value` on."""
         self._first(lambda client: client.set_iterations(number, value))
 
+    def learning_rate(self, number: int) -> float | None:
+        """Return the learning rate of an optimizer, None where it is a function of the steps."""
+        return self._first(lambda client: client.learning_rate(number))
+
     def set_learning_rate(self, number: int, value: float) -> None:
         """Set the learning rate of later steps."""
         self._first(lambda client: client.set_learning_rate(number, value))

@@ -186,6 +186,10 @@ def _round(gradients: Sequence[Any], target: Any, lost: Any) -> None:
 
 
 def _within(wide: Any, dtype: numpy.dtype) -> Any:
-    """Return numbers cut off at the largest one of a dtype of fewer bits."""
+    """Return numbers cut off at the largest one of a dtype of fewer bits; what is infinite stays so."""
     limit = _LIMITS.get(dtype.name)
-    return wide if limit is None else numpy.clip(wide, -limit, limit)
+    if limit is None:
+        return wide
+    found = numpy.clip(wide, -limit, limit)
+    numpy.copyto(found, wide, where=numpy.isinf(wide))
+    return found

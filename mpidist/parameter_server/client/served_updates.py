@@ -16,6 +16,7 @@ from mpidist.optimizers.gradient_stages import GradientStages
 from mpidist.optimizers.gradients import coalesced, sum_over_replicas
 from mpidist.optimizers.rule import Rule
 from mpidist.optimizers.saved_slots import SavedSlots, bind_by_name
+from mpidist.optimizers.slices import compute_dtype
 from mpidist.optimizers.sparse import values_of
 from mpidist.optimizers.updates.updates import Updates
 from mpidist.optimizers.updates.variable_list import VariableList
@@ -73,6 +74,15 @@ class ServedUpdates(Updates):
                     "optimizer"
                 )
 
+    def require_changeable(self, rule: Rule, what: str) -> None:
+        """Raise RuntimeError if this process has given the rule to the servers.  Local."""
+        if self._is_registered:
+            raise RuntimeError(
+                f"{what} would have no effect: the servers have this {type(rule).__name__} already, and go by the "
+                f"settings that they got. Call {what} before the first apply_gradients, before learning_rate or "
+                "iterations are set, and before a checkpoint is saved or restored"
+            )
+
     def step(
         self,
         rule: Rule,
@@ -91,15 +101,14 @@ class ServedUpdates(Updates):
             gradients = coalesced(gradients)
         factors = stages.factors([values_of(each) for each in gradients], variables, scale)
         if factors is not None:
-            self._push(gradients, variables, factors)
+            self._push(gradients, variables, factors, stages.accumulation.count)
 
-    def _push(self, gradients: Sequence[Any], variables: Sequence[Any], factors: list[float]) -> None:
+    def _push(
+        self, gradients: Sequence[Any], variables: Sequence[Any], factors: list[float], micro_batches: int
+    ) -> None:
         if not self._is_registered:
             self._register()
-        scale = factors[0]
-        if any(factor != scale for factor in factors):
-            gradients = [_times(gradient, factor) for gradient, factor in zip(gradients, factors, strict=True)]
-            scale = 1.0
+        gradients, scale = _with_one_factor(gradients, variables, factors, micro_batches)
         if len(variables) == 1:
             pairs = variables[0].pushed(gradients[0])
         else:
@@ -156,8 +165,16 @@ class ServedUpdates(Updates):
     @iterations.setter
     def iterations(self, value: int) -> None:
         """Count steps from `value` on."""
-        if self._is_registered or self._is_known():
-            self._client.set_iterations(self._number, int(value))
+        if not self._is_registered:
+            self._register()
+        self._client.set_iterations(self._number, int(value))
+
+    def learning_rate(self) -> float | None:
+        """Return the learning rate that the servers have; None where it is a function, or they have not met it."""
+        try:
+            return self._client.learning_rate(self._number)
+        except KeyError:
+            return None
 
     def set_learning_rate(self, value: Any) -> None:
         """Set the learning rate of later steps: a number, or a function of the steps made."""
@@ -183,8 +200,7 @@ class ServedUpdates(Updates):
         saved = []
         for number, parts_of_slot in sorted(_by_variable(state).items()):
             variable = variables[number]
-            whole = {slot: _joined(variable, parts) for slot, parts in parts_of_slot.items()}
-            saved.append(SavedSlots(variable.name, whole, variable))
+            saved.append(SavedSlots(variable.name, self._whole(variable, parts_of_slot), variable))
         return {name: value for name, value in state.items() if name in _PLAIN}, saved
 
     def match(self, saved: Sequence[SavedSlots]) -> None:
@@ -206,7 +222,12 @@ class ServedUpdates(Updates):
     def slots(self, variable: Any) -> dict[str, Any]:
         """Return copies of the slots of a variable by name, in its shape."""
         found = _by_variable(self._client.optimizer_state(self._number)).get(variable.number, {})
-        return {slot: _joined(variable, parts) for slot, parts in found.items()}
+        return self._whole(variable, found)
+
+    def _whole(self, variable: Any, parts_of_slot: Mapping[str, Mapping[int, Any]]) -> dict[str, Any]:
+        """Return the slots of a variable whole; shards that have none yet have those of new ones."""
+        initial = self._optimizer.initial_slots()
+        return {slot: _joined(variable, parts, initial.get(slot, 0)) for slot, parts in parts_of_slot.items()}
 
     def reference(self, optimizer: Optimizer) -> tuple[Any, ...]:
         """Return what a pickle holds of the optimizer."""
@@ -217,10 +238,27 @@ class ServedUpdates(Updates):
 _PLAIN = ("iterations", "learning_rate")
 
 
+def _with_one_factor(
+    gradients: Sequence[Any], variables: Sequence[Any], factors: list[float], micro_batches: int
+) -> tuple[Sequence[Any], float]:
+    """Return gradients, and the one factor that is left to the servers."""
+    scale = factors[0]
+    if any(compute_dtype(variable.dtype) != variable.dtype for variable in variables):
+        # what travels in 16 bits keeps its loss scale, and is a mean of micro-batches, whose sum may be too large
+        scale = max((factor for factor in factors if factor == factor), default=1.0) * micro_batches
+    elif any(factor != scale for factor in factors):
+        scale = 1.0
+    if all(factor == scale for factor in factors):
+        return gradients, scale
+    return [_times(each, factor / scale) for each, factor in zip(gradients, factors, strict=True)], scale
+
+
 def _times(gradient: Any, factor: float) -> Any:
+    """Return a gradient times a factor, one of 16 bits in float32."""
     if isinstance(gradient, IndexedSlices):
-        return gradient.with_values(gradient.values * gradient.dtype.type(factor))
-    return gradient * gradient.dtype.type(factor)
+        return gradient.with_values(_times(gradient.values, factor))
+    dtype = compute_dtype(gradient.dtype)
+    return gradient.astype(dtype, copy=False) * dtype.type(factor)
 
 
 def _by_variable(state: Mapping[str, Any]) -> dict[int, dict[str, dict[int, Any]]]:
@@ -233,10 +271,11 @@ def _by_variable(state: Mapping[str, Any]) -> dict[int, dict[str, dict[int, Any]
     return slots
 
 
-def _joined(variable: ServedVariable, parts: Mapping[int, Any]) -> Any:
-    """Return the slot of a variable whole; shards that have none yet are as new ones: zero."""
+def _joined(variable: ServedVariable, parts: Mapping[int, Any], initial: float) -> Any:
+    """Return the slot of a variable whole; the initial value where a shard is missing."""
+    dtype = next(iter(parts.values())).dtype
     whole = [
-        numpy.asarray(parts[spec.key[1]]).reshape(spec.shape) if spec.key[1] in parts else numpy.zeros(spec.shape)
+        numpy.reshape(parts.get(spec.key[1], numpy.full(spec.shape, initial, dtype)), spec.shape)
         for spec in variable.specs
     ]
     return whole[0] if len(whole) == 1 else numpy.concatenate(whole)

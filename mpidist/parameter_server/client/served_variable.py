@@ -264,6 +264,8 @@ class ShardedVariable(ServedVariable):
 
     def __getitem__(self, key: Any) -> Any:
         first, *rest = key if isinstance(key, tuple) else (key,)
+        if self._is_shared:  # the ranks of a worker may ask for other shards each, and read each shard together
+            return super().__getitem__(key)
         if isinstance(first, (int, numpy.integer)) and not isinstance(first, (bool, numpy.bool_)):
             row = self._row(int(first))
             shard = self._shard_of(row)
@@ -301,9 +303,13 @@ class ShardedVariable(ServedVariable):
 
     def _lookup(self, indices: Any) -> Any:
         found = numpy.empty((len(indices), *self.shape[1:]), self.dtype)
+        places_in = dict(self._places(indices))
+        # each rank of a worker has rows of its own, and those of a shard are looked up for all of them together
+        shards = range(self.num_shards) if self._is_shared else places_in
 
         def look_up() -> None:
-            for shard, places in self._places(indices):
+            for shard in shards:
+                places = places_in.get(shard, numpy.empty(0, numpy.intp))
                 found[places] = self.variables[shard]._lookup(indices[places] - self._offsets[shard])
 
         self._client.undivided(look_up)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mpidist import own_process
 from mpidist.cluster.server_roles import Roles
 from mpidist.input.dataset import Dataset
+from mpidist.input.distributed import DistributedDataset
 from mpidist.parameter_server.coordinator import functions
 from mpidist.parameter_server.coordinator.calls import Calls
 from mpidist.parameter_server.coordinator.conversation import Conversation, Topic
@@ -219,7 +220,8 @@ class ClusterCoordinator:
     def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
         """Give every worker a data set of its own.
 
-        Every worker has all of it: nothing is dealt.  Shuffle with a seed that depends on
+        Every worker has all of it: nothing is dealt, unless it comes from `Strategy.distribute_datasets_from_function`,
+        whose context counts the workers.  Shuffle with a seed that depends on
         `experimental_get_current_worker_index` to have them go through it in different orders.
 
         Parameters
@@ -232,7 +234,18 @@ class ClusterCoordinator:
         PerWorkerDataset
             ``iter()`` of it is an iterator on every worker, to be passed to scheduled functions.  A function that asks
             for more elements than there are fails with an OutOfRangeError.
+
+        Raises
+        ------
+        ValueError
+            The data set was distributed before there was a coordinator, and has the chief's part of the rows.
         """
+        if isinstance(dataset_fn, DistributedDataset) and self.strategy._connections:
+            raise ValueError(
+                "this data set was distributed before the ClusterCoordinator was made, and has the chief's part of "
+                "the rows, which every worker would get. Distribute it below the ClusterCoordinator line, or in the "
+                "function that you give to create_per_worker_dataset"
+            )
         calls = self._calls
         is_function = callable(dataset_fn) and not isinstance(dataset_fn, Dataset)
         spec = getattr(dataset_fn, "element_spec", None)

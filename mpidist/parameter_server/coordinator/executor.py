@@ -108,6 +108,8 @@ class FunctionExecutor:
                 client.flush()
         for sums in registry.served_sums():  # which are restored, or begin anew
             sums.forget()
+        for optimizer in registry.installed().optimizers.values():  # whose variables go back to a checkpoint
+            optimizer.forget_micro_batches()
         self._chief.say(Topic.QUIET, number)
 
     @property

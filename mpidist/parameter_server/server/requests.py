@@ -189,7 +189,7 @@ class Requests:
         if request["value"] is not None:
             optimizer.iterations = request["value"]
             self._progress.show_steps(request["number"])
-        return ({"iterations": optimizer.iterations},)
+        return ({"iterations": optimizer.iterations, **optimizer._rate_to_save()},)
 
     def _on_rate(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(peer)

@@ -354,6 +354,8 @@ class Store:
             if len(parts) > 1:
                 parts = [(rows, _times(each, weight)) for (rows, each), weight in zip(parts, weights, strict=True)]
                 indices, values = (numpy.concatenate(each) for each in zip(*parts, strict=True))
+                # a sum of 16-bit floats may be too large for them
+                values = values.astype(compute_dtype(values.dtype), copy=False)
                 joined = IndexedSlices(values, indices, spec.shape).coalesced()
                 indices, values = joined.indices, joined.values / joined.dtype.type(len(parts))
             pushed_rows.append((self.variables[spec.key], indices, values))

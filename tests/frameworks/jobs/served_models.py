@@ -86,14 +86,15 @@ class Begun(keras.metrics.Sum):
 
 
 class Renaming(Deferred):
-    """Returns the results of metrics by names of its own, and looks at the steps of its optimizer."""
+    """Returns the results of metrics by names of its own, and looks at the steps and the rate of its optimizer."""
 
     def train_step(self, *given):
         found = super().train_step(*given)
         logs, *state = found if isinstance(found, tuple) else (found,)
         is_torch = keras.backend.backend() == "torch"  # with JAX, optimizers have no values in a step
-        steps = keras.ops.convert_to_tensor(self.optimizer.iterations) + 0 if is_torch else logs["loss"]
-        logs = {"parts": {"d_loss": logs["loss"]}, "steps": steps}
+        seen = self.optimizer.iterations, self.optimizer.learning_rate
+        steps, rate = [keras.ops.convert_to_tensor(each) + 0 for each in seen] if is_torch else [logs["loss"]] * 2
+        logs = {"parts": {"d_loss": logs["loss"]}, "steps": steps, "rate": rate}
         return (logs, *state) if state else logs
 
 
@@ -132,6 +133,8 @@ def accumulating(rate):
     return keras.optimizers.SGD(rate, momentum=0.9, gradient_accumulation_steps=3)
 
 
+COOLING = keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 / (1 + epoch))
+
 CASES = [
     (plain, lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=0.5), {"validation_split": 0.25}),
     (plain, lambda: keras.optimizers.RMSprop(keras.optimizers.schedules.ExponentialDecay(0.01, 3, 0.5)), {}),
@@ -139,7 +142,7 @@ CASES = [
     (Deferred, lambda: keras.optimizers.AdamW(0.01), {"steps_per_epoch": 4, "validation_split": 0.25}),
     (plain, lambda: keras.optimizers.Adagrad(0.05), {"shuffle": True}),
     (plain, lambda: keras.optimizers.Ftrl(0.05, l1_regularization_strength=0.001), {"shuffle": True}),
-    (Renaming, lambda: keras.optimizers.SGD(0.05), {}),
+    (Renaming, lambda: keras.optimizers.SGD(0.05), {"callbacks": [COOLING]}),
     (twins, lambda: keras.optimizers.SGD(0.01, momentum=0.9), {}),
     (normed, lambda: accumulating(Warm()), {}),
     (plain, lambda: accumulating(0.05), {}),

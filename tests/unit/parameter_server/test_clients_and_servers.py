@@ -1048,6 +1048,34 @@ def test_rows_too_large_for_float16_are_cut_off_as_whole_gradients_are(far):
     assert run(1, work, push_dtype="float16", far=far)[0] == [[[0.0], [-65504.0]]]
 
 
+@NEAR_AND_FAR
+def test_what_is_infinite_is_not_cut_off(far):
+    def work(client):
+        make(client, [spec(0, (2, 1), "float32"), spec(1, (2, 1), "float32")])
+        client.register_optimizer(SGD(1.0))
+        infinite = numpy.array([[numpy.inf], [1.0]], "f4")
+        rows = mpidist.IndexedSlices(infinite, numpy.array([0, 1]), (2, 1))
+        client.push(0, [((0, 0), infinite), ((1, 0), rows)])
+        return client.value((0, 0)).tolist(), client.value((1, 0)).tolist()
+
+    assert run(1, work, push_dtype="float16", far=far)[0] == [([[-numpy.inf], [-1.0]],) * 2]
+
+
+@NEAR_AND_FAR
+def test_rows_that_are_gathered_have_the_means_that_whole_gradients_have(far):
+    def work(client):
+        make(client, [spec(0, (2, 1), "float32"), spec(1, (2, 1), "float32")])
+        client.register_optimizer(SGD(1.0))
+        client.value((0, 0))
+        whole = numpy.full((2, 1), 4e4, "f4")  # of which two are too many for float16
+        rows = mpidist.IndexedSlices(whole[:1], numpy.array([1]), (2, 1))
+        client.push(0, [((0, 0), whole), ((1, 0), rows)])
+        return client.value((0, 0)).tolist(), client.value((1, 0)).tolist()
+
+    found = run(2, work, consistency=BackupWorkers(2), push_dtype="float16", far=far)[0]
+    assert found == [([[-4e4], [-4e4]], [[0.0], [-4e4]])] * 2
+
+
 # -- where memory is short --------------------------------------------------------------------------------------------
 
 

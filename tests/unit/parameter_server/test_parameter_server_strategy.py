@@ -266,6 +266,27 @@ def test_shards_are_left_out_of_the_weight_decay_by_the_name_of_the_whole(exclud
     assert found == ([1.0] * 4, [0.75] * 4)
 
 
+BEFORE = {
+    "step": lambda run: run.train(0, 1),
+    "learning_rate": lambda run: setattr(run.optimizer, "learning_rate", 0.5),
+    "iterations": lambda run: setattr(run.optimizer, "iterations", 5),
+    "state": lambda run: run.optimizer.state(),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_what_servers_would_not_know_is_refused(before):
+    def on_worker(strategy):
+        run = Run(strategy, "adamw")
+        run.optimizer.exclude_from_weight_decay(var_names=["vector"])
+        BEFORE[before](run)
+        with pytest.raises(RuntimeError, match="no effect: the servers have this AdamW already.*Call exclude_from_w"):
+            run.optimizer.exclude_from_weight_decay(var_names=["matrix"])
+        return True
+
+    assert one_worker(on_worker)
+
+
 #: Norms of shards are not those of the whole.
 ROWS_AND_SHARDS = [(name, shards) for name in OPTIMIZERS for shards in (1, 2) if (name, shards) != ("lamb", 2)]
 
@@ -326,6 +347,33 @@ def test_slots_and_iterations_are_the_servers_own():
     expected = Run(mpidist.OneDeviceStrategy("cpu:0")).train(0, 2)
     numpy.testing.assert_allclose(slot, expected.optimizer.slots(expected.matrix)["momentum"], rtol=1e-6)
     assert iterations == 8
+
+
+def test_steps_that_are_set_before_the_first_push_count():
+    def on_worker(strategy):
+        with strategy.scope():
+            v = mpidist.Variable(0.0)
+            optimizer = mpidist.optimizers.SGD(ExponentialDecay(1.0, 1, 0.5))
+        optimizer.iterations = 2
+        before = optimizer.iterations, optimizer.learning_rate
+        strategy.run(optimizer.apply_gradients, args=([(numpy.float32(1), v)],))
+        return *before, float(v.read_value()), optimizer.iterations
+
+    assert one_worker(on_worker, 2) == (2, 0.25, -0.25, 3)
+
+
+def test_a_shard_that_no_push_has_reached_is_saved_with_the_slots_of_a_new_one():
+    def on_worker(strategy):
+        with strategy.scope():
+            table = mpidist.Variable(numpy.zeros((2, 1), "float32"))
+            optimizer = mpidist.optimizers.Adagrad(0.1, initial_accumulator_value=0.5)
+        optimizer.learning_rate = 0.1
+        strategy._client.push(0, [((0, 0), numpy.ones((1, 1), "float32"))])  # another worker's, half under way
+        saved = optimizer.state()["0/accumulator"]
+        return saved.tolist(), saved.dtype.name, optimizer.slots(table)["accumulator"].tolist()
+
+    found = one_worker(on_worker, 2, variable_partitioner=FixedShardsPartitioner(2))
+    assert found == ([[1.5], [0.5]], "float32", [[1.5], [0.5]])
 
 
 def test_an_optimizer_is_pickled_as_a_reference():
@@ -451,6 +499,31 @@ def test_rows_are_looked_up_by_each_rank_of_a_worker():
     assert first[1] == second[1] == whole.tolist()
 
 
+def test_each_rank_of_a_worker_looks_up_rows_of_other_shards():
+    whole = numpy.arange(12, dtype="float32").reshape(6, 2)
+
+    def on_rank(strategy):
+        with strategy.scope():
+            table = mpidist.Variable(whole, name="table")
+        replica = strategy.extended.replica_id
+        looked_up = [[[0, 1], [5]], [[], [0, 5, 3]], [[4], [4, 4]]]  # by step and replica; of 3 shards
+
+        def step(number):
+            return table.sparse_read(looked_up[number][replica]).tolist()
+
+        def read():  # the table is read shard by shard from now on
+            return table[5 * replica].tolist(), table[4 * replica : 4 * replica + 2].tolist()
+
+        found = [strategy.run(step, args=(number,)) for number in range(3)]
+        return found, [whole[rows[replica]].tolist() for rows in looked_up], strategy.run(read)
+
+    first, second = job(on_rank, 5, num_ps=3, ranks_per_worker=2, variable_partitioner=FixedShardsPartitioner(3))
+    for found, expected, _ in (first, second):
+        assert found == expected
+    assert first[2] == (whole[0].tolist(), whole[:2].tolist())
+    assert second[2] == (whole[5].tolist(), whole[4:].tolist())
+
+
 @pytest.mark.parametrize("write", ["assign_add", "scatter_add"])
 def test_what_several_ranks_of_a_worker_write_needs_an_aggregation(write):
     def on_rank(strategy):
@@ -518,6 +591,24 @@ def test_an_error_of_a_push_reaches_all_ranks_of_a_worker_when_they_read(read):
     assert job(on_worker, 3, ranks_per_worker=2) == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("options", [{"clipnorm": 1.0}, {"gradient_accumulation_steps": 2}], ids=str)
+def test_variables_of_16_bits_get_what_they_get_elsewhere(options):
+    """Small gradients keep the loss scale on their way, and sums of micro-batches fit into 16 bits."""
+
+    def trained(strategy):
+        with strategy.scope():
+            small, large = (mpidist.Variable(numpy.zeros(4, "float16"), name=name) for name in ("small", "large"))
+            optimizer = mpidist.optimizers.SGD(8192.0, loss_scale_factor=2.0**15, **options)
+        for _ in range(2):  # 2**15 times 1e-8, and 1.2
+            pairs = [(numpy.full(4, scaled, "float16"), v) for scaled, v in ((3.3e-4, small), (40000.0, large))]
+            strategy.run(optimizer.apply_gradients, args=(pairs,))
+        return numpy.concatenate([small.numpy(), large.numpy()])
+
+    expected = trained(mpidist.OneDeviceStrategy("cpu:0"))
+    assert expected.all() and numpy.isfinite(expected).all()
+    numpy.testing.assert_allclose(one_worker(trained, 2), expected, rtol=2e-3)
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop", "Adagrad", "Ftrl"])
 def test_shards_without_rows_make_the_step_too(name):
     """As the whole table does elsewhere: moments fade, and the steps that Adam counts are those of all shards."""
@@ -566,6 +657,67 @@ def test_input_pipelines_are_those_of_all_workers():
 
     assert job(on_rank, 5, ranks_per_worker=2) == [(4, 0, 2), (4, 1, 2), (4, 2, 2), (4, 3, 2)]
     assert job(on_rank, 4) == [(3, 0, 1), (3, 1, 1), (3, 2, 1)]
+
+
+PIPELINES: list[tuple[int, int]] = []
+
+
+def part_of_rows(context):
+    PIPELINES.append((context.num_input_pipelines, context.input_pipeline_id))
+    return mpidist.data.Dataset.range(4).shard(*PIPELINES[-1]).batch(1)
+
+
+def parts_of_rows():
+    return mpidist.get_strategy().distribute_datasets_from_function(part_of_rows)
+
+
+@pytest.mark.parametrize("is_made_by", ["workers", "chief"])
+@pytest.mark.parametrize("arguments", [(4, {}), (6, {"ranks_per_worker": 2})], ids=str)
+def test_a_chief_that_schedules_is_no_input_pipeline(is_made_by, arguments):
+    """Nobody would read its part of the rows."""
+    ranks, options = arguments
+    PIPELINES.clear()
+
+    def on_rank(strategy):
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            given = parts_of_rows if is_made_by == "workers" else parts_of_rows()
+        try:
+            coordinator.create_per_worker_dataset(given)
+            coordinator.schedule(abs, args=(1,))
+            coordinator.join()
+        finally:
+            coordinator._end()
+
+    job(on_rank, ranks, **options)
+    assert sorted(PIPELINES) == [(ranks - 2, number) for number in range(ranks - 2)]
+
+
+def test_a_chief_that_schedules_does_not_go_through_a_data_set_of_its_workers():
+    def on_rank(strategy):
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        try:
+            with pytest.raises(ValueError, match="pass this dataset to ClusterCoordinator.create_per_worker_dataset"):
+                iter(strategy.distribute_datasets_from_function(part_of_rows))
+        finally:
+            coordinator._end()
+        return True
+
+    assert job(on_rank, 3) == [True]
+
+
+def test_a_data_set_that_was_distributed_before_there_was_a_coordinator_is_refused():
+    def on_rank(strategy):
+        given = strategy.distribute_datasets_from_function(part_of_rows)
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        try:
+            with pytest.raises(ValueError, match="has the chief's part of the rows.*Distribute it below"):
+                coordinator.create_per_worker_dataset(given)
+        finally:
+            coordinator._end()
+        return True
+
+    assert job(on_rank, 3) == [True]
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -672,6 +824,26 @@ def test_workers_wait_until_the_first_has_restored(tmp_path):
         assert (name, iterations) == ("checkpoint-3.h5", 3)
         assert matrix.tolist() == expected.matrix.value.tolist()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3.h5", "checkpoint-4.h5"]
+
+
+@pytest.mark.parametrize("by", ["checkpoint", "manager"])
+@pytest.mark.parametrize("arguments", [(3, {}), (5, {"ranks_per_worker": 2})], ids=str)
+def test_workers_know_the_learning_rate_that_the_first_has_restored(by, arguments, tmp_path):
+    """A callback that makes it smaller does so on every worker."""
+    saved = Run(mpidist.OneDeviceStrategy("cpu:0")).train(0, 1)
+    saved.optimizer.learning_rate = 0.03125
+    saved.checkpoint.save(tmp_path / "checkpoint-1.h5")
+
+    def on_worker(strategy):
+        run = Run(strategy)
+        if by == "manager":
+            mpidist.CheckpointManager(run.checkpoint, tmp_path).restore_or_initialize()
+        else:
+            run.checkpoint.restore(tmp_path / "checkpoint-1.h5")
+        return run.optimizer.learning_rate
+
+    ranks, options = arguments
+    assert job(on_worker, ranks, **options) == [0.03125] * (ranks - 1)
 
 
 @pytest.mark.parametrize("error", [CheckpointNotFoundError, CheckpointError])

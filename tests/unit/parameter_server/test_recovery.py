@@ -50,14 +50,16 @@ def deaths(monkeypatch):
     return deaths
 
 
-def on_chief(program: Callable[[Any], Any], folder: Any, servers: int = 2, **arguments: Any) -> Any:
+def on_chief(
+    program: Callable[[Any], Any], folder: Any, servers: int = 2, micro_batches: int | None = None, **arguments: Any
+) -> Any:
     """Return what `program` returns on the chief of one worker."""
 
     def on_rank() -> Any:
         strategy = mpidist.ParameterServerStrategy(num_ps=servers, on_server_failure="restore", **arguments)
         with strategy.scope():
             model = [mpidist.Variable(numpy.zeros(4), name=f"v{n}") for n in range(2 * servers)]
-            optimizer = mpidist.optimizers.SGD(0.5, momentum=0.5)
+            optimizer = mpidist.optimizers.SGD(0.5, momentum=0.5, gradient_accumulation_steps=micro_batches)
             mean, other = mpidist.metrics.Mean("saved"), mpidist.metrics.Mean("not saved")
 
         def train(value):
@@ -79,7 +81,7 @@ def on_chief(program: Callable[[Any], Any], folder: Any, servers: int = 2, **arg
 
         try:
             job = SimpleNamespace(strategy=strategy, model=model, optimizer=optimizer, mean=mean, other=other)
-            vars(job).update(coordinator=coordinator, manager=manager, run=run, told=told)
+            vars(job).update(coordinator=coordinator, manager=manager, train=train, run=run, told=told)
             coordinator.schedule(lambda: None)
             coordinator.join()  # the worker knows all servers: one that dies before is another story
             return program(job)
@@ -224,6 +226,20 @@ def test_a_function_that_a_death_has_broken_off_counts_once(victim, deaths, tmp_
         return [float(metric.state()["count"]) for metric in (mean, other)], len(job.told)
 
     assert on_chief(program, tmp_path) == ([3 + 1, 1], 1)
+
+
+@pytest.mark.filterwarnings("ignore:a checkpoint has none of the gradients")
+def test_micro_batches_that_are_undone_are_part_of_no_later_update(deaths, tmp_path):
+    def program(job):
+        job.manager.save()
+        job.coordinator.schedule(job.train, args=(9.0,))  # the first of two
+        job.coordinator.join()
+        deaths.now.add(1)
+        restored = values(job.model)
+        job.run(2)
+        return restored, values(job.model), job.optimizer.iterations
+
+    assert on_chief(program, tmp_path, micro_batches=2) == ({0.0}, {sgd(1)}, 1)
 
 
 def test_a_second_server_that_dies_while_the_first_is_replaced(deaths, tmp_path):
