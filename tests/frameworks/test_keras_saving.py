@@ -206,6 +206,7 @@ def test_weights_in_several_files(name, tmp_path):
     assert len(list(tmp_path.iterdir())) > 2 and not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.mpi(min_size=2)
 def test_a_model_that_is_not_zipped(tmp_path, monkeypatch):
     """Ranks write one folder at the same time, also where it is there already."""
     path = folder_of_rank_0(tmp_path) / "model"
