@@ -12,9 +12,9 @@ import numpy
 
 from mpidist import arrays
 from mpidist.options import VariableSynchronization
+from mpidist.strategies import workers
 from mpidist.training.callbacks.base import Callback, Logs
 from mpidist.training.callbacks.monitor import Monitor, Monitoring
-from mpidist.training.checkpoint import writes_here
 from mpidist.variables import DistributedVariable
 
 _log = logging.getLogger("mpidist")
@@ -171,13 +171,13 @@ def _put_back(variable: DistributedVariable, copy: Any) -> None:
     if variable.is_here:
         variable.storage[...] = copy
         variable.note_change()
-    elif writes_here():
+    elif workers.of_job().writes_checkpoints:
         variable.restore(copy)
 
 
 def _put_saved(variable: DistributedVariable, value: Any) -> None:
     """Set a variable to what a checkpoint held of it; a variable on servers, in the first worker only."""
-    if variable.is_here or writes_here():
+    if variable.is_here or workers.of_job().writes_checkpoints:
         variable.restore(value)
 
 

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.errors import CheckpointError, quoted
-from mpidist.parameter_server import registry
-from mpidist.strategies.parameter_server import ParameterServerStrategy
-from mpidist.training.checkpoint import writes_here
+from mpidist.strategies import workers
 from mpidist.training.checkpoint_manager import checkpoints_in, number_of
 from mpidist.training.estimator.estimator import Estimator, require_positive
 from mpidist.training.estimator.evaluation_record import record
@@ -148,9 +146,9 @@ def train_and_evaluate(
     if config.has_evaluator:
         _train(estimator, train_spec, [])
         return None, []
-    if isinstance(config.train_distribute, ParameterServerStrategy) and registry.of_job() is not None:
+    if config.train_distribute is not None and config.train_distribute.extended is (job := workers.of_job()):
         _train(estimator, train_spec, [])
-        return _evaluated(estimator, eval_spec, True) if writes_here() else (None, [])
+        return _evaluated(estimator, eval_spec, True) if job.writes_checkpoints else (None, [])
     listener = _EvaluatingListener(estimator, eval_spec)
     _train(estimator, train_spec, [listener])
     if listener.found is None:  # nothing was left to train
