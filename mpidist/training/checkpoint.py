@@ -124,11 +124,11 @@ class Checkpoint:
 
     def _add(self, prefix: str, part: Any) -> None:
         parts = self._parts.copy()
-        for name, each in _named_parts(prefix, part):
+        for name, obj in _named_parts(prefix, part):
             if name in parts:
                 raise ValueError(f"the checkpoint has a part {shortened(name)} already; give the new one another name")
             coded(name)  # what no file can hold is refused now, and not after hours
-            parts[name] = each
+            parts[name] = obj
         for name in parts:
             for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
                 if outer in parts:
@@ -176,15 +176,15 @@ class Checkpoint:
         job = workers.of_job()
         if not job.writes_checkpoints:
             return path
-        found, numbers = job.undivided(self._collect)
+        arrays_here, numbers = job.undivided(self._collect)
         if not job.train_apart:  # what ranks read from servers is of different moments
-            self._warn_of_differences(found, numbers)
+            self._warn_of_differences(arrays_here, numbers)
         what = f"checkpoint {path} was not saved"
         write_fn = _write_together if _writes_together(parallel, what) else _write_alone
         if job.has_other_workers and world_communicator().rank == CHIEF:
             _warn_of_accumulations(self._parts.values())
         start = time.perf_counter()
-        write_fn(path, found, numbers, what, owner)
+        write_fn(path, arrays_here, numbers, what, owner)
         note_checkpoint(world_communicator(), "saved", path, time.perf_counter() - start)
         job.note_saved(path)
         return path
@@ -508,17 +508,17 @@ def _agree(problem: str, what: str) -> None:
 
 def _shared(path: Path) -> dict[str, Any]:
     """Return the arrays and numbers that the chief reads in a file in one dict, on every rank.  Collective."""
-    found: dict[str, numpy.ndarray] = {}
+    arrays_of_chief: dict[str, numpy.ndarray] = {}
 
     def read() -> Any:
         arrays_read, numbers = hdf5_file.read(path)
-        found.update(arrays_read)
-        return numbers, [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
+        arrays_of_chief.update(arrays_read)
+        return numbers, [[name, array.dtype.name, list(array.shape)] for name, array in arrays_of_chief.items()]
 
     values, entries = together(read, f"checkpoint {path} was not restored")
     communicator = world_communicator()
     for name, dtype, shape in entries:
-        array = found[name] if communicator.rank == CHIEF else numpy.empty(shape, dtype)
+        array = arrays_of_chief[name] if communicator.rank == CHIEF else numpy.empty(shape, dtype)
         communicator.broadcast(arrays.byte_view(array), root=CHIEF)
         values[name] = array
     return values

@@ -111,14 +111,14 @@ class EarlyStopping(Monitoring):
 
         Collective with `restore_best_weights`: every rank calls it in the same order.
         """
-        found, copies = super().state(), self._best_copies
+        entries, copies = super().state(), self._best_copies
         if copies is None:
-            return found
+            return entries
         variables = self.trainer.variables
         if not self._are_saved:
             copies = [_saved(variable, copy) for variable, copy in zip(variables, copies, strict=True)]
-        found[_NAMES] = [variable.name for variable in variables]
-        return {**found, **{_key(number): copy for number, copy in enumerate(copies)}}
+        entries[_NAMES] = [variable.name for variable in variables]
+        return {**entries, **{_key(number): copy for number, copy in enumerate(copies)}}
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if the best variables of a state are not those of the trainer.  Local."""

@@ -133,13 +133,13 @@ def train_and_evaluate(
     ValueError
         An evaluator outside of the job cannot know when a training without `max_steps` ends.
     """
-    for name, given, kind in (
+    for name, argument, kind in (
         ("estimator", estimator, Estimator),
         ("train_spec", train_spec, TrainSpec),
         ("eval_spec", eval_spec, EvalSpec),
     ):
-        if not isinstance(given, kind):
-            raise TypeError(f"`{name}` must have type {kind.__name__}, given {type(given).__name__}")
+        if not isinstance(argument, kind):
+            raise TypeError(f"`{name}` must have type {kind.__name__}, given {type(argument).__name__}")
     config = estimator.config
     if config.is_evaluator:
         return _Evaluator(estimator, train_spec, eval_spec).run()
@@ -270,8 +270,8 @@ class _Evaluator:
 
 
 def _checked_exporters(given: Any) -> list[Any]:
-    found = list(given or ()) if isinstance(given, Iterable) or given is None else [given]
-    for each in found:
+    exporters = list(given or ()) if isinstance(given, Iterable) or given is None else [given]
+    for each in exporters:
         if not (callable(getattr(each, "export", None)) and isinstance(getattr(each, "name", None), str)):
             raise TypeError(f"`exporters` must have a name and a method export, given: {quoted(each)}")
-    return found
+    return exporters
