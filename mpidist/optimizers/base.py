@@ -65,7 +65,8 @@ class Optimizer(Rule):
         Gradients are clipped after the sum over the replicas, so the result does not depend on their number.
     gradient_accumulation_steps : int, optional
         `apply_gradients` only adds up the gradients; every so many calls they are reduced, once, and their mean over
-        these micro-batches is applied.
+        these micro-batches is applied.  `iterations`, and with it a schedule, counts updates; a schedule of Keras
+        counts micro-batches there.
     loss_scale_factor : float, optional
         What `scale_loss` multiplies losses by; gradients are divided by it.  For a scale that finds itself, see
         `LossScaleOptimizer`.
