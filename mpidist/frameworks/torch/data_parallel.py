@@ -18,9 +18,10 @@ from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadc
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.contents import Contents
 from mpidist.frameworks.torch.join import BUFFERS, Joining
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap, trainable
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import watch_steps
+from mpidist.frameworks.torch.tensors import trainable
 from mpidist.options import ReduceOp
 
 #: What PyTorch's own class puts before the names of the module's tensors.

@@ -68,7 +68,7 @@ class GradientList:
         self._dense = [number for number in range(len(names)) if number not in sparse]
         signatures = [(names[each], dtype_of(parameters[each]), tuple(parameters[each].shape)) for each in self._dense]
         self._is_staged = staging is not None
-        self._on_device = staging is None and cuda.has(parameters[0])
+        self._on_device = staging is None and any(map(cuda.has, parameters[:1]))
         self._place = parameters[0].device if self._on_device else torch.device("cpu")
         if self._on_device and compression is not None:
             raise UnsupportedDtypeError(

@@ -13,10 +13,10 @@ from mpidist.errors import quoted
 from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap, trainable
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import prepare_step, watch_others
-from mpidist.frameworks.torch.tensors import Named
+from mpidist.frameworks.torch.tensors import Named, trainable
 from mpidist.frameworks.torch.unowned_parameters import module_of
 from mpidist.options import ReduceOp
 

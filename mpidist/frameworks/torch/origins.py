@@ -24,19 +24,15 @@ class GradientOrigins:
 
     def __init__(self) -> None:
         self.has_local, self.passes = False, 0
-        self._parameters: Sequence[torch.Tensor] = []
+        self.parameters: Sequence[torch.Tensor] = []
         self._rest = _Share(None, [])
         self._shares: list[_Share] = []
 
     def bind(self, parameters: Sequence[torch.Tensor]) -> None:
         """Take these parameters from now on."""
-        self._parameters = parameters
+        self.parameters = parameters
         self._divide([each.optimizer() for each in self._shares])
         self.mark()
-
-    def has(self, parameter: torch.Tensor) -> bool:
-        """Return whether a parameter is one of these."""
-        return any(each is parameter for each in self._parameters)
 
     def take(self, optimizer: Any) -> None:
         """Take note that an optimizer has made a step: it has a share of the parameters."""
@@ -55,11 +51,11 @@ class GradientOrigins:
         for optimizer in optimizers:
             if optimizer is not None:  # else it was dropped
                 ids = {id(each) for group in optimizer.param_groups for each in group["params"]}
-                own = [each for each in self._parameters if id(each) in ids]
+                own = [each for each in self.parameters if id(each) in ids]
                 found = next((each for each in before if each.optimizer() is optimizer), self._rest)
                 self._shares.append(_Share(optimizer, own, found))
                 taken |= ids
-        self._rest = _Share(None, [each for each in self._parameters if id(each) not in taken], self._rest)
+        self._rest = _Share(None, [each for each in self.parameters if id(each) not in taken], self._rest)
 
     def _of(self, optimizer: Any) -> list[_Share]:
         """Return the share of an optimizer, or all; of one that has made no step yet the rest."""
