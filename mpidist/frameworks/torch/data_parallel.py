@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -135,6 +137,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         self._reduction.comparison = StepComparison(replicas, lambda: list(module.named_parameters()), check_every)
         self._buffers_of_rank_0 = BufferBroadcast(replicas, module)
         self._contents = Contents(module)
+        self._versions: tuple[MutableMapping[str, Any], dict[str, Any]] = {}, {}
+        self.register_load_state_dict_post_hook(_end_of_load)
         self._begin(replicas, init_sync)
 
     def _begin(self, replicas: Replicas, init_sync: bool) -> None:
@@ -287,7 +291,10 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state of the bare module, or one that PyTorch's own class has saved.  Local."""
         if self._is_of_pytorch(state_dict.keys()):
-            state_dict = {name.removeprefix(_PREFIX): value for name, value in state_dict.items()}
+            versions = getattr(state_dict, "_metadata", None)
+            state_dict = OrderedDict((name.removeprefix(_PREFIX), value) for name, value in state_dict.items())
+            if versions is not None:
+                state_dict._metadata = _moved(versions, _PREFIX, "")  # type: ignore[attr-defined]
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
     def _is_of_pytorch(self, names: Set[str]) -> bool:
@@ -301,10 +308,37 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         if not self._is_of_pytorch(names):
             found = {f"{prefix}{_PREFIX}{name}": state_dict.pop(prefix + name) for name in names}
             state_dict.update(found)
+            versions = _versions_being_loaded()
+            self._versions = versions, dict(versions)
+            versions.update(_moved(versions, prefix, prefix + _PREFIX))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a DistributedDataParallel belongs to its job: save or copy its `module`, or `state_dict()`")
+
+
+def _moved(versions: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Return what a state says of the layers whose names begin with one prefix, by names with another."""
+    dotted = {f"{name}.": each for name, each in versions.items()}
+    return {f"{new}{name.removeprefix(old)}"[:-1]: each for name, each in dotted.items() if name.startswith(old)}
+
+
+def _versions_being_loaded() -> MutableMapping[str, Any]:
+    """Return what the state that is being loaded says of all layers: PyTorch tells each layer its own part only."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == torch.nn.Module.__module__ and "metadata" in frame.f_locals:
+            return frame.f_locals["metadata"] or {}
+        frame = frame.f_back
+    return {}
+
+
+def _end_of_load(model: Any, keys: Any) -> None:
+    """Leave the state that was loaded as it was."""
+    versions, before = model._versions
+    versions.clear()
+    versions.update(before)
+    model._versions = {}, {}
 
 
 class BufferBroadcast:
