@@ -59,6 +59,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         With so many backward passes each, the parameters of all replicas are compared; 0 never.
     compression : Compression, optional
         How gradients are coded on the wire, such as `mpidist.compression.Float16`; by default not at all.
+        What error feedback keeps is in no ``state_dict``: a resumed job lacks it, with ``TopK(ratio)`` the gradients of
+        up to about ``1 / (2 * ratio)`` steps.
     mixed_precision : object, optional
         PyTorch's settings with a `reduce_dtype` alone, which is such a compression.
     overlap : str
@@ -181,7 +183,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         """Let replicas have different numbers of batches in a ``with`` block: those that run out follow the others.
 
         Behind the block all replicas have the parameters and buffers of those that had rows last, and so have their
-        optimizers the states, but for one that has made no step at all: a RuntimeWarning tells of it.  One small
+        optimizers the states, but for one that has made no step at all: a RuntimeWarning tells of it.  A GradScaler is
+        not known here: give all ranks the state of that of a rank that had rows last, before the next pass.  One small
         all-reduce more is made for each forward and backward pass.
 
         Collective: every rank enters it in the same order.

@@ -41,6 +41,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         parameters are numbered, and those of the optimizer come from rank 0.
     compression : Compression, optional
         How gradients are coded on the wire, such as `mpidist.compression.Float16`; by default not at all.
+        What error feedback keeps is in no ``state_dict``: a resumed job lacks it, with ``TopK(ratio)`` the gradients of
+        up to about ``1 / (2 * ratio)`` steps.
     backward_passes_per_step : int
         How many backward passes are accumulated before gradients are reduced.
     op : ReduceOp or str
