@@ -555,6 +555,27 @@ def test_gradients_that_lie_elsewhere_than_before(kind):
     assert_alike(model, expected)
 
 
+@pytest.mark.parametrize("way", [mpidist.torch.DistributedOptimizer, mpidist.torch.DistributedDataParallel])
+@pytest.mark.parametrize("first, then", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_a_model_that_is_cast(way, first, then):
+    """As a whole, or one layer of it: the parameters stay the same objects."""
+    model = tanh_model(dtype=first)
+    expected = copy.deepcopy(model)
+    optimizer, alone = (OPTIMIZERS["sgd"](each.parameters()) for each in (model, expected))
+    owner = way(optimizer) if way is mpidist.torch.DistributedOptimizer else way(model)
+    for count, number in enumerate([0, 0, 2, 1, 1]):
+        for each in (model, expected):
+            each[:number].to(then)
+            each.zero_grad()
+        x, y = rows(12, seed=count)
+        mine = part((x, y), "even")
+        for each, stepper, (x, y) in ((model, optimizer, mine), (expected, alone, (x, y))):
+            cross_entropy(each[2](each[:2](x.to(each[0].weight.dtype)).to(each[2].weight.dtype)), y).backward()
+            stepper.step()
+    assert_alike(model, expected, 2e-6)
+    del owner
+
+
 def test_weights_that_layers_share():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(COLUMNS, COLUMNS), torch.nn.Tanh(), torch.nn.Linear(COLUMNS, COLUMNS))

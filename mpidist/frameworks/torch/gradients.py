@@ -62,6 +62,7 @@ class GradientList:
         waiting: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         self.names, self.parameters, self.sparse = list(names), list(parameters), sparse
+        self.dtypes = [each.dtype for each in parameters]
         self._replicas, self._sparse_as_dense, self._compression = replicas, sparse_as_dense, compression
         self._is_coded = compression is not None and replicas.size > 1
         self._waiting = waiting or {}
@@ -196,7 +197,7 @@ class GradientList:
         if tensor.dtype is not self.parameters[number].dtype:
             return array_of(tensor)  # which is refused
         address, kept = tensor.data_ptr(), self._kept.get(number)
-        if kept is None or kept[0] != address:
+        if kept is None or kept[0] != address or kept[1].shape != tensor.shape:
             kept = self._kept[number] = address, cuda.array_of(tensor, dtype_of(tensor), is_kept=False)
         return kept[1]
 

@@ -166,10 +166,11 @@ class GradientReduction:
         return list(zip(self._list.names, self._list.parameters, strict=True))
 
     def _current(self) -> GradientList:
-        """Return the list of the parameters as they are now: some may have been added, or frozen."""
+        """Return the list of the parameters as they are now: some may have been added, frozen, or cast."""
         now, bound = trainable(self._named()), self._list
         assert bound is not None
-        if are_same([each for _, each in now], bound.parameters):
+        parameters = [each for _, each in now]
+        if are_same(parameters, bound.parameters) and are_same([each.dtype for each in parameters], bound.dtypes):
             return bound
         if new := [pair for pair in now if not self._ownership.has_taken(pair[1])]:
             check_equal(self.replicas, self.owner, new)
