@@ -567,9 +567,8 @@ def test_a_model_that_is_cast(way, first, then):
         for each in (model, expected):
             each[:number].to(then)
             each.zero_grad()
-        x, y = rows(12, seed=count)
-        mine = part((x, y), "even")
-        for each, stepper, (x, y) in ((model, optimizer, mine), (expected, alone, (x, y))):
+        batch = rows(12, seed=count)
+        for each, stepper, (x, y) in ((model, optimizer, part(batch, "even")), (expected, alone, batch)):
             cross_entropy(each[2](each[:2](x.to(each[0].weight.dtype)).to(each[2].weight.dtype)), y).backward()
             stepper.step()
     assert_alike(model, expected, 2e-6)
