@@ -19,11 +19,13 @@ class GradientOrigins:
     """The gradients of some parameters, since they were reduced last.
 
     `has_local`: a pass has given what is not reduced, also one that was broken off.  `passes` counts those since
-    gradients were reduced last, or cleared.
+    gradients were reduced last, or cleared.  `adds`: what was reduced must not be reduced again, as in a sum; then no
+    gradient of an optimizer that it has not set to zero is overlooked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, adds: bool) -> None:
         self.has_local, self.passes = False, 0
+        self._adds = adds
         self.parameters: Sequence[torch.Tensor] = []
         self._rest = _Share(None, [])
         self._shares: list[_Share] = []
@@ -77,12 +79,12 @@ class GradientOrigins:
         return is_cleared
 
     def mark(self) -> None:
-        """Mark the gradients as they are: a few, and all that are not reduced, as whatever is done to them counts."""
+        """Mark the gradients as they are: a few, or all that are not reduced, as whatever is done to them counts."""
         for each in self._of(None):
             if self.has_local:
                 each.marks.set_all()
             else:
-                each.marks.set()
+                each.marks.set(self._adds)
 
     def are_reduced(self, is_twice: bool = False) -> None:
         """Take note that the gradients are reduced.

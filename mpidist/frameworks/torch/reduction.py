@@ -116,7 +116,7 @@ class GradientReduction:
         self._sparse: frozenset[int] = frozenset()
         self._watch = PassWatch(WeakMethod(self.begin_backward), WeakMethod(self.end_backward))
         self._ownership = Ownership(owner, named, self._watch.watch)
-        self._origins = GradientOrigins()
+        self._origins = GradientOrigins(op == "sum" and replicas.size > 1)
         self._steps = 0
         self._stepped: WeakSet[Any] = WeakSet()  # the optimizers that made a step since the last reduction
         self._last: tuple[str, float | None] = (op, None)
