@@ -8,6 +8,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -256,12 +257,12 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         def take_buffers() -> None:
             self._buffers_of_rank_0(joining.active[0])
 
-        def give_no_gradients() -> None:
+        def give_no_gradients(is_weighted: bool) -> None:
             for parameter in self.module.parameters():
                 parameter.grad = None
-            self._reduction.follow()
+            self._reduction.follow(is_weighted)
 
-        root = joining.follow((take_buffers, give_no_gradients))
+        root = joining.follow((take_buffers, partial(give_no_gradients, False), partial(give_no_gradients, True)))
         broadcast_module(self._reduction.replicas, self.module, root)
         self._share_states(root)
 

@@ -31,7 +31,7 @@ from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.backward import PassWatch
 from mpidist.frameworks.torch.comparison import StepComparison, check_equal
 from mpidist.frameworks.torch.gradients import NOTES, GradientList
-from mpidist.frameworks.torch.join import GRADIENTS, Joining
+from mpidist.frameworks.torch.join import GRADIENTS, WEIGHTED, Joining
 from mpidist.frameworks.torch.marks import MarkState, digest_of
 from mpidist.frameworks.torch.origins import GradientOrigins
 from mpidist.frameworks.torch.overlap import Overlap, StepTimes
@@ -312,7 +312,7 @@ class GradientReduction:
         `is_at_end` says that a pass has given all of them.
         """
         if self.joining is not None and not given.is_joined:
-            self.joining.announce(GRADIENTS)
+            self.joining.announce(GRADIENTS if self.parts.said is None else WEIGHTED)
         bound, rows, compared = self._current(), self.parts.said, None
         if self.joining is None and self.comparison is not None:
             compared = self.comparison
@@ -407,8 +407,10 @@ class GradientReduction:
         notes[_UNOWNED] = is_unowned
         notes[_INSIDE] = given.is_inside
 
-    def follow(self) -> None:
+    def follow(self, is_weighted: bool) -> None:
         """Take part in the others' reduction, with no rows.  Collective."""
+        self.parts.forget()
+        self.parts.said = 0.0 if is_weighted else None
         self.reduce(_Given(is_joined=True))
 
     def _refuse_inside(self, is_inside: bool) -> NoReturn:
