@@ -163,7 +163,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         """Watch what came; tensors that are no parameters stand there for this pass only, as by `functional_call`."""
         if all(isinstance(each, torch.nn.Parameter) for each in self.module.parameters()):
             self._contents.note(self.module)
-            self._reduction.watch()
+            self._reduction.ownership.watch()
 
     def _share_buffers(self) -> None:
         """Give all replicas the buffers of the first that has rows.  Collective."""

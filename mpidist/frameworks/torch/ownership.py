@@ -69,12 +69,13 @@ class Ownership:
         owner = _owner_of(parameter)
         return owner is self or (owner is None and any(each is parameter for _, each in self._named()))
 
-    def is_changed_by(self, optimizer: Any) -> bool:
+    def are_changed_by(self, optimizer: Any) -> bool:
         """Return whether an optimizer changes any of these parameters.  Local."""
         return any(
             self.has(each) and (each.requires_grad or self.has_taken(each))
             for group in optimizer.param_groups
             for each in group["params"]
+            if id(each) in self._watched  # quick where all are another's
         )
 
 

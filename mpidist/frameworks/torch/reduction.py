@@ -83,7 +83,7 @@ class GradientReduction:
     all say it, is weighted by rows.  `is_held`: gradients are only accumulated for now.  `is_skipped`: steps take the
     gradients as they are for now.  There is `joining` where replicas may run out of rows.  `overlap` begins to reduce
     gradients in the backward pass, and `has_overlapped` tells that the last reduction was begun there.  `comparison` is
-    what else is compared with each reduction, where no replica runs out of rows.
+    what else is compared with each reduction, where no replica runs out of rows.  `ownership` tells whose each is.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class GradientReduction:
         self._list: GradientList | None = None
         self._sparse: frozenset[int] = frozenset()
         self._watch = PassWatch(WeakMethod(self.begin_backward), WeakMethod(self.end_backward))
-        self._ownership = Ownership(owner, named, self._watch.watch)
+        self.ownership = Ownership(owner, named, self._watch.watch)
         self._origins = GradientOrigins(op == "sum" and replicas.size > 1)
         self._steps = 0
         self._stepped: WeakSet[Any] = WeakSet()  # the optimizers that made a step since the last reduction
@@ -127,12 +127,12 @@ class GradientReduction:
         self.overlap: Overlap | None = None
         self.has_overlapped = False
         self._bind(trainable(named()))
-        self.watch()
 
     def _bind(self, named: Sequence[Named]) -> GradientList:
         """Return the list of these parameters, whose gradients nobody else reduces from now on."""
         check_memory(named, self._staging)
-        self._ownership.take(named)
+        self.ownership.take(named)
+        self.ownership.watch()
         names, parameters = [name for name, _ in named], [each for _, each in named]
         if self._list is not None and names != self._list.names:
             self._sparse = frozenset()  # numbers of another list
@@ -151,10 +151,6 @@ class GradientReduction:
         self._origins.bind(parameters)
         return self._list
 
-    def watch(self) -> None:
-        """Watch the parameters that there are now; also those that are frozen, which may be thawed.  Local."""
-        self._ownership.watch()
-
     def look_after(self, modules: Sequence[torch.nn.Module]) -> None:
         """Find parameters, from now on, that come into these modules and that nobody reduces.  Local."""
         prefixes = [f"{number}." for number in range(len(modules))] if len(modules) > 1 else [""]
@@ -172,14 +168,13 @@ class GradientReduction:
         parameters = [each for _, each in now]
         if are_same(parameters, bound.parameters) and are_same([each.dtype for each in parameters], bound.dtypes):
             return bound
-        if new := [pair for pair in now if not self._ownership.has_taken(pair[1])]:
+        if new := [pair for pair in now if not self.ownership.has_taken(pair[1])]:
             check_equal(self.replicas, self.owner, new)
-        self.watch()
         return self._bind(now)
 
     def adopt(self) -> None:
         """Reduce, from now on, the gradients of the parameters that there are now.  Collective."""
-        self.watch()
+        self.ownership.watch()
         self._current()
 
     def compress(self, compression: Compression | None) -> None:
@@ -200,8 +195,8 @@ class GradientReduction:
 
         Returns whether that is reduced here.
         """
-        if not self._ownership.has_taken(parameter):
-            if not self._ownership.has(parameter):
+        if not self.ownership.has_taken(parameter):
+            if not self.ownership.has(parameter):
                 return False
             now = [each for _, each in trainable(self._named())]
             if not are_same(now, self._origins.parameters):
@@ -251,7 +246,7 @@ class GradientReduction:
 
     def is_concerned(self, optimizer: Any) -> bool:
         """Return whether an optimizer takes what nobody reduces, or, in a pass, what is reduced here.  Local."""
-        is_inside = not self.is_skipped and self._is_inside() and self.takes(optimizer)
+        is_inside = not self.is_skipped and self._is_inside() and self.ownership.are_changed_by(optimizer)
         return is_inside or len(self._unowned_of(optimizer)) > 0
 
     def _is_inside(self) -> bool:
@@ -297,10 +292,6 @@ class GradientReduction:
     def optimizers(self) -> list[Any]:
         """Return those that have made a step, in the order of their first ones.  Local."""
         return self._origins.optimizers()
-
-    def takes(self, optimizer: Any) -> bool:
-        """Return whether an optimizer changes parameters whose gradients are reduced here.  Local."""
-        return self._ownership.is_changed_by(optimizer)
 
     def restart(self) -> None:
         """Count steps from the beginning, after each rank has made its own number of them.  Local."""
