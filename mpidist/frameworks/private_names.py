@@ -241,6 +241,11 @@ PRIVATE_NAMES = (
         f"{_TORCH}::test_a_module_loads_its_part_of_a_state",
     ),
     PrivateName(
+        "torch.nn.Module.load_state_dict()._metadata",
+        "the versions of layers in a DistributedDataParallel inside of a module",
+        f"{_TORCH}::test_a_module_loads_its_part_of_a_state",
+    ),
+    PrivateName(
         "torch.optim.Optimizer().found_inf",
         "seeing that a GradScaler has looked for infinities",
         f"{_TORCH}::test_a_scaler_tells_an_optimizer_of_infinities",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections import OrderedDict
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -76,17 +79,22 @@ def test_a_module_has_tables_of_its_parts():
 
 
 def test_a_module_loads_its_part_of_a_state():
-    """Else a module around a DistributedDataParallel does not load its own state."""
+    """Else a module around a DistributedDataParallel does not load its own state, or loses the versions of layers."""
     found = []
 
     class Renaming(torch.nn.Linear):
-        def _load_from_state_dict(self, state_dict, prefix, *args):
+        def _load_from_state_dict(self, state_dict, prefix, own, *args):
+            load = inspect.currentframe().f_back
             found.append((prefix, sorted(state_dict)))
+            assert load.f_globals["__name__"] == torch.nn.Module.__module__
+            assert load.f_locals["metadata"] is versions and own is versions["0"]
             state_dict[f"{prefix}weight"] = state_dict.pop(f"{prefix}other")
-            super()._load_from_state_dict(state_dict, prefix, *args)
+            super()._load_from_state_dict(state_dict, prefix, own, *args)
 
     module = torch.nn.Sequential(Renaming(2, 1, bias=False), torch.nn.Identity())
-    given = {"0.other": torch.full((1, 2), 3.0)}
+    given = OrderedDict({"0.other": torch.full((1, 2), 3.0)})
+    versions = given._metadata = module.state_dict()._metadata
+    assert versions == {"": {"version": 1}, "0": {"version": 1}, "1": {"version": 1}}
     module.load_state_dict(given)
     assert module[0].weight.tolist() == [[3.0, 3.0]] and [*given] == ["0.other"]
     assert found == [("0.", ["0.other"])]

@@ -332,3 +332,20 @@ def test_cuda_tensors_without_cupy_say_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "mpidist.device.foreign", None)
     with pytest.raises(MissingDependencyError, match="pip install cupy-cuda12x .*staging='host'"):
         cuda.require_cupy()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_gradient_of_another_shape_where_the_last_one_lay(device):
+    """What lies behind it is not reduced."""
+    weight, memory = torch.nn.Parameter(torch.ones(8)), torch.full((8,), 2.0 * world().rank)
+    optimizer = mpidist.torch.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5))
+    weight.grad = memory
+    optimizer.step()
+    assert memory.tolist() == [2.0 * sum(range(world().size)) / world().size] * 8
+    memory.fill_(world().rank)
+    weight.grad = None
+    weight.data = torch.ones(4)
+    weight.grad = memory[:4]
+    with pytest.raises(ValueError, match=r"expected float32\[8\] as number 0, got float32\[4\]"):
+        optimizer.step()
+    assert memory[4:].tolist() == [world().rank] * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 
 import pytest
 
@@ -187,6 +188,62 @@ def test_a_module_around_it_loads_its_own_state(make, around):
         outer.load_state_dict({name: each for name, each in plain.state_dict().items() if "weight" not in name})
     with pytest.raises(RuntimeError, match="Unexpected key"):
         outer.load_state_dict({**plain.state_dict(), "net.nothing": rows(1)[0], "0.0.nothing": rows(1)[0]})
+
+
+class Turned(torch.nn.Linear):
+    """A layer whose states of the first version have the transposed weight, as has one without a version."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        if local_metadata.get("version", 1) < 2:
+            state_dict[f"{prefix}weight"] = state_dict[f"{prefix}weight"].T
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def turned(seed):
+    torch.manual_seed(seed)
+    return torch.nn.ModuleDict({"module": torch.nn.Sequential(Turned(3, 3)), "turned": Turned(3, 3)})
+
+
+def of_pytorch(model, at):
+    """Return the state of a model whose part there is in PyTorch's own class."""
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    if not at:
+        return Wrapped(model).state_dict()
+    return model.__class__(*(Wrapped(each) for each in model)).state_dict()
+
+
+@pytest.mark.parametrize("make", [turned, lambda seed: turned(seed)["turned"]])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_layers_that_look_at_the_version_of_a_state(make, is_nested, tmp_path):
+    """In any state that is loaded through it; the state stays as it was."""
+    plain = torch.nn.Sequential(make(4)) if is_nested else make(4)
+
+    def distributed(seed):
+        model = mpidist.torch.DistributedDataParallel(make(seed))
+        return torch.nn.Sequential(model) if is_nested else model
+
+    model = distributed(7)
+    old = OrderedDict((name, each.T.contiguous()) for name, each in plain.state_dict().items())  # of no version
+    torch.save(plain.state_dict(), tmp_path / "model.pt")
+    for state in (plain.state_dict(), torch.load(tmp_path / "model.pt"), of_pytorch(plain, is_nested), old):
+        versions = copy.deepcopy(getattr(state, "_metadata", None))
+        for _ in range(2):
+            model.load_state_dict(state)
+            assert_alike(model, plain, 0)
+            assert getattr(state, "_metadata", None) == versions
+        other = distributed(9)
+        other.load_state_dict(model.state_dict())
+        assert_alike(other, plain, 0)
+        again = torch.nn.Sequential(make(5)) if is_nested else make(5)
+        again.load_state_dict(model.state_dict())
+        assert_alike(again, plain, 0)
 
 
 def test_a_sum_in_place_of_the_mean():

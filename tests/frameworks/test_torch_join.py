@@ -109,6 +109,38 @@ def test_an_optimizer_that_has_made_no_step_is_told_of():
     assert_same_bits(*model.parameters())
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("order", [1, -1])
+def test_means_weighted_by_the_rows_of_those_that_have_some(order, passes):
+    """Rank r has r + 1 steps, or the other way round, and r + 2 rows in each pass."""
+    size, rank = world().size, world().rank
+    counts = [each + 1 for each in range(size)][::order]
+    bare = tanh_model()
+    expected = copy.deepcopy(bare)
+    alone = momentum(expected.parameters())
+
+    def batch(each, turn, number):
+        return rows(each + 2, seed=100 * each + 10 * turn + number)
+
+    for turn in range(size):
+        parts = [batch(each, turn, number) for each in range(size) if counts[each] > turn for number in range(passes)]
+        alone.zero_grad()
+        cross_entropy(expected(torch.cat([x for x, _ in parts])), torch.cat([y for _, y in parts])).backward()
+        alone.step()
+    model = mpidist.torch.DistributedDataParallel(bare)
+    optimizer = momentum(model.parameters())
+    with model.join():
+        for turn in range(counts[rank]):
+            optimizer.zero_grad()
+            model.rows = rank + 2
+            for number in range(passes):
+                x, y = batch(rank, turn, number)
+                with model.no_sync() if number + 1 < passes else nullcontext():
+                    (cross_entropy(model(x), y) / passes).backward()
+            optimizer.step()
+    assert_alike(bare, expected)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_rows_where_ranks_weigh_alike():
     """Refused before anything is sent: a rank that is out of rows would wait for the others' gradients."""

@@ -310,4 +310,4 @@ def test_parameters_that_stand_in_for_a_pass_are_not_kept():
     given = dict(model.named_parameters())
     found = torch.func.grad(lambda own: torch.func.functional_call(model, own, (x,)).sum())(given)
     assert found["module.2.bias"].tolist() == [len(x)] * CLASSES
-    assert len(model._reduction._hooked) == len([*model.parameters()])
+    assert len(model._reduction.ownership._watched) == len([*model.parameters()])

@@ -462,6 +462,38 @@ def test_a_closure_is_called_with_reduced_gradients_and_gives_the_loss_of_all():
     assert_alike(model, expected, 1e-8)
 
 
+@pytest.mark.parametrize("is_frozen_first", [False, True])
+@pytest.mark.parametrize("op", ["mean", "sum"])
+def test_a_step_does_nothing_while_all_parameters_are_frozen(op, is_frozen_first):
+    """As in one process; what is thawed again is trained again."""
+    model = tanh_model()
+    expected = trained_alone(model, OPTIMIZERS["adam"], [rows(12), rows(12, seed=4)][is_frozen_first:])
+    model.requires_grad_(not is_frozen_first)
+    made = OPTIMIZERS["adam"](model.parameters())
+    optimizer = mpidist.torch.DistributedOptimizer(made, model.named_parameters(), op=op)
+    turns = [] if is_frozen_first else [rows(12)]
+    for batch in turns:
+        train(model, optimizer, batch, op)
+    model.requires_grad_(False)
+    for _ in range(2):
+        before = copy.deepcopy(model)
+        optimizer.zero_grad()
+        optimizer.step()
+        assert_alike(model, before, 0)
+    model.requires_grad_(True)
+    train(model, optimizer, rows(12, seed=4), op)
+    assert_alike(model, expected)
+
+
+def train(model, optimizer, batch, op):
+    """Make a step by this rank's rows of a batch."""
+    x, y = part(batch, "even")
+    optimizer.zero_grad()
+    loss = cross_entropy(model(x), y, reduction="sum")
+    (loss / (len(batch[0]) if op == "sum" else len(x))).backward()
+    optimizer.step()
+
+
 def test_parameters_that_are_added_frozen_and_thawed():
     first, second = tanh_model(), tanh_model(seed=5)
     expected = copy.deepcopy([first, second])
@@ -521,6 +553,26 @@ def test_gradients_that_lie_elsewhere_than_before(kind):
         for each in (alone, optimizer):
             each.step()
     assert_alike(model, expected)
+
+
+@pytest.mark.parametrize("way", [mpidist.torch.DistributedOptimizer, mpidist.torch.DistributedDataParallel])
+@pytest.mark.parametrize("first, then", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_a_model_that_is_cast(way, first, then):
+    """As a whole, or one layer of it: the parameters stay the same objects."""
+    model = tanh_model(dtype=first)
+    expected = copy.deepcopy(model)
+    optimizer, alone = (OPTIMIZERS["sgd"](each.parameters()) for each in (model, expected))
+    owner = way(optimizer) if way is mpidist.torch.DistributedOptimizer else way(model)
+    for count, number in enumerate([0, 0, 2, 1, 1]):
+        for each in (model, expected):
+            each[:number].to(then)
+            each.zero_grad()
+        batch = rows(12, seed=count)
+        for each, stepper, (x, y) in ((model, optimizer, part(batch, "even")), (expected, alone, batch)):
+            cross_entropy(each[2](each[:2](x.to(each[0].weight.dtype)).to(each[2].weight.dtype)), y).backward()
+            stepper.step()
+    assert_alike(model, expected, 2e-6)
+    del owner
 
 
 def test_weights_that_layers_share():
@@ -734,6 +786,28 @@ def test_a_layer_that_is_frozen_later_on_one_rank():
     with pytest.raises(CollectiveMismatchError, match=r"0\.bias"):
         step(model, optimizer, rows(12))
     world().barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("way", [mpidist.torch.DistributedOptimizer, mpidist.torch.DistributedDataParallel])
+def test_a_model_that_is_frozen_on_one_rank(way):
+    """Its step does nothing in one process; here the others would wait for it."""
+    model = tanh_model()
+    if way is mpidist.torch.DistributedDataParallel:
+        owner = way(model)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+    else:
+        owner = optimizer = way(OPTIMIZERS["sgd"](model.parameters()), model.named_parameters())
+    step(model, optimizer, rows(12), weight=False)
+    if world().rank == 1:
+        model.requires_grad_(False)
+    with pytest.raises(CollectiveMismatchError, match=r"rank 1(.|\n)*0\.weight|0\.weight(.|\n)*rank 1"):
+        if world().rank == 1:
+            optimizer.step()
+        else:
+            step(model, optimizer, rows(12), weight=False)
+    world().barrier()
+    del owner
 
 
 @pytest.mark.mpi(min_size=2)

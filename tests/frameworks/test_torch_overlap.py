@@ -294,6 +294,20 @@ def test_parameters_that_are_frozen_and_thawed():
     assert_alike(bare, expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_of_more_bits_than_before(kind):
+    """Their sums have as many."""
+    bare = tanh_model(dtype=torch.float32)
+    model, optimizer, owner = distributed(bare, kind)
+    train(model, optimizer, batches(3, 12, torch.float32))
+    optimizer.state.clear()
+    bare.double()
+    expected = trained_alone(bare, momentum, batches(3, 12))
+    train(model, optimizer, batches(3, 12))
+    assert owner.has_overlapped == several()
+    assert_alike(bare, expected)
+
+
 def test_parameters_that_are_frozen_on_one_rank_are_an_error_on_all():
     bare = tanh_model()
     model, optimizer, owner = distributed(bare)

@@ -22,6 +22,7 @@ from tests.frameworks.torch_models import (  # noqa: E402
     assert_same_bits,
     batches,
     cross_entropy,
+    momentum,
     part,
     tanh_model,
     world,
@@ -656,6 +657,38 @@ def test_a_grad_scaler_leaves_out_the_same_steps(way):
 
 
 # -- passes of another loss --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clears_with", ["zero_grad", "zeros", "data"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradients_of_a_part_are_set_to_zero_between_two_passes(way, clears_with):
+    """The rest keeps what was reduced: a mean is right; a sum would count it again for each rank."""
+    torch.manual_seed(7)
+    first, second = torch.nn.Linear(6, 50), torch.nn.Sequential(*(torch.nn.Linear(*each) for each in [(50, 3), (3, 3)]))
+    bare = torch.nn.ModuleList([first, second]).double()
+    training, expected = Training(way, bare, make=momentum), Alone(bare, momentum)
+
+    def turn(training, batch, factor):
+        (x, y), (one, other) = batch, training.bare
+        training.optimizer.zero_grad()
+        for is_second in (False, True):
+            hidden = one(x).tanh()
+            training.backward(factor * cross_entropy(other(hidden.detach() if is_second else hidden), y))
+            for each in () if is_second else other.parameters():
+                if clears_with == "zero_grad":
+                    each.grad = None
+                else:
+                    (each.grad.data if clears_with == "data" else each.grad).zero_()
+        training.optimizer.step()
+
+    for batch in batches(3, 12):
+        turn(expected, batch, 1.0)
+        if way in SUMS and world().size > 1:
+            with pytest.raises(RuntimeError, match="added to gradients that were summed over the replicas already"):
+                turn(training, part(batch, "even"), 1 / world().size)
+            return
+        turn(training, part(batch, "even"), 1 / world().size)
+    assert_alike(bare, expected.bare)
 
 
 @pytest.mark.parametrize(

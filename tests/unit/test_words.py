@@ -39,7 +39,7 @@ EVERYDAY = set(
     machine main manager mapping max measure measured membership merge message method min missing mode
     monitoring
     name nest network no norm not number
-    object of on once open option order origin out outcome output own owner
+    object of on once open option order origin out outcome output own owner ownership
     package packed page pair pretended parallel parameter parser part path per pickle piped pipeline
     placement plain planned private
     point probe process program progress proof protocol

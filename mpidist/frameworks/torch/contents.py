@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from operator import is_
 from typing import Any
 
 import torch
+
+from mpidist.frameworks.torch.tensors import are_same
 
 
 class Contents:
@@ -26,8 +27,7 @@ class Contents:
 
     def are_as_noted(self) -> bool:
         """Return whether nothing has changed since.  Local."""
-        now, before = self._current(), self._noted
-        return len(now) == len(before) and all(map(is_, now, before)) and not any(self._empty)
+        return are_same(self._current(), self._noted) and not any(self._empty)
 
     def _current(self) -> list[Any]:
         return [each for table in self._full for each in table.values()]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -18,9 +21,10 @@ from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadc
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.contents import Contents
 from mpidist.frameworks.torch.join import BUFFERS, Joining
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap, trainable
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import watch_steps
+from mpidist.frameworks.torch.tensors import trainable
 from mpidist.options import ReduceOp
 
 #: What PyTorch's own class puts before the names of the module's tensors.
@@ -56,6 +60,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         With so many backward passes each, the parameters of all replicas are compared; 0 never.
     compression : Compression, optional
         How gradients are coded on the wire, such as `mpidist.compression.Float16`; by default not at all.
+        What error feedback keeps is in no ``state_dict``: a resumed job lacks it, with ``TopK(ratio)`` the gradients of
+        up to about ``1 / (2 * ratio)`` steps.
     mixed_precision : object, optional
         PyTorch's settings with a `reduce_dtype` alone, which is such a compression.
     overlap : str
@@ -134,6 +140,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         self._reduction.comparison = StepComparison(replicas, lambda: list(module.named_parameters()), check_every)
         self._buffers_of_rank_0 = BufferBroadcast(replicas, module)
         self._contents = Contents(module)
+        self._versions: tuple[MutableMapping[str, Any], dict[str, Any]] = {}, {}
+        self.register_load_state_dict_post_hook(_end_of_load)
         self._begin(replicas, init_sync)
 
     def _begin(self, replicas: Replicas, init_sync: bool) -> None:
@@ -155,7 +163,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         """Watch what came; tensors that are no parameters stand there for this pass only, as by `functional_call`."""
         if all(isinstance(each, torch.nn.Parameter) for each in self.module.parameters()):
             self._contents.note(self.module)
-            self._reduction.watch()
+            self._reduction.ownership.watch()
 
     def _share_buffers(self) -> None:
         """Give all replicas the buffers of the first that has rows.  Collective."""
@@ -176,7 +184,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         """Let replicas have different numbers of batches in a ``with`` block: those that run out follow the others.
 
         Behind the block all replicas have the parameters and buffers of those that had rows last, and so have their
-        optimizers the states, but for one that has made no step at all: a RuntimeWarning tells of it.  One small
+        optimizers the states, but for one that has made no step at all: a RuntimeWarning tells of it.  A GradScaler is
+        not known here: give all ranks the state of that of a rank that had rows last, before the next pass.  One small
         all-reduce more is made for each forward and backward pass.
 
         Collective: every rank enters it in the same order.
@@ -248,12 +257,12 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         def take_buffers() -> None:
             self._buffers_of_rank_0(joining.active[0])
 
-        def give_no_gradients() -> None:
+        def give_no_gradients(is_weighted: bool) -> None:
             for parameter in self.module.parameters():
                 parameter.grad = None
-            self._reduction.follow()
+            self._reduction.follow(is_weighted)
 
-        root = joining.follow((take_buffers, give_no_gradients))
+        root = joining.follow((take_buffers, partial(give_no_gradients, False), partial(give_no_gradients, True)))
         broadcast_module(self._reduction.replicas, self.module, root)
         self._share_states(root)
 
@@ -286,7 +295,10 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state of the bare module, or one that PyTorch's own class has saved.  Local."""
         if self._is_of_pytorch(state_dict.keys()):
-            state_dict = {name.removeprefix(_PREFIX): value for name, value in state_dict.items()}
+            versions = getattr(state_dict, "_metadata", None)
+            state_dict = OrderedDict((name.removeprefix(_PREFIX), value) for name, value in state_dict.items())
+            if versions is not None:
+                state_dict._metadata = _moved(versions, _PREFIX, "")  # type: ignore[attr-defined]
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
     def _is_of_pytorch(self, names: Set[str]) -> bool:
@@ -300,10 +312,37 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         if not self._is_of_pytorch(names):
             found = {f"{prefix}{_PREFIX}{name}": state_dict.pop(prefix + name) for name in names}
             state_dict.update(found)
+            versions = _versions_being_loaded()
+            self._versions = versions, dict(versions)
+            versions.update(_moved(versions, prefix, prefix + _PREFIX))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a DistributedDataParallel belongs to its job: save or copy its `module`, or `state_dict()`")
+
+
+def _moved(versions: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Return what a state says of the layers whose names begin with one prefix, by names with another."""
+    dotted = {f"{name}.": each for name, each in versions.items()}
+    return {f"{new}{name.removeprefix(old)}"[:-1]: each for name, each in dotted.items() if name.startswith(old)}
+
+
+def _versions_being_loaded() -> MutableMapping[str, Any]:
+    """Return what the state that is being loaded says of all layers: PyTorch tells each layer its own part only."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == torch.nn.Module.__module__ and "metadata" in frame.f_locals:
+            return frame.f_locals["metadata"] or {}
+        frame = frame.f_back
+    return {}
+
+
+def _end_of_load(model: Any, keys: Any) -> None:
+    """Leave the state that was loaded as it was."""
+    versions, before = model._versions
+    versions.clear()
+    versions.update(before)
+    model._versions = {}, {}
 
 
 class BufferBroadcast:

@@ -62,13 +62,14 @@ class GradientList:
         waiting: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         self.names, self.parameters, self.sparse = list(names), list(parameters), sparse
+        self.dtypes = [each.dtype for each in parameters]
         self._replicas, self._sparse_as_dense, self._compression = replicas, sparse_as_dense, compression
         self._is_coded = compression is not None and replicas.size > 1
         self._waiting = waiting or {}
         self._dense = [number for number in range(len(names)) if number not in sparse]
         signatures = [(names[each], dtype_of(parameters[each]), tuple(parameters[each].shape)) for each in self._dense]
         self._is_staged = staging is not None
-        self._on_device = staging is None and cuda.has(parameters[0])
+        self._on_device = staging is None and any(map(cuda.has, parameters[:1]))
         self._place = parameters[0].device if self._on_device else torch.device("cpu")
         if self._on_device and compression is not None:
             raise UnsupportedDtypeError(
@@ -196,7 +197,7 @@ class GradientList:
         if tensor.dtype is not self.parameters[number].dtype:
             return array_of(tensor)  # which is refused
         address, kept = tensor.data_ptr(), self._kept.get(number)
-        if kept is None or kept[0] != address:
+        if kept is None or kept[0] != address or kept[1].shape != tensor.shape:
             kept = self._kept[number] = address, cuda.array_of(tensor, dtype_of(tensor), is_kept=False)
         return kept[1]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy
 
 from mpidist.frameworks.replicas import Replicas
 
-#: What is about to happen: rank 0's buffers are given to all, or gradients are reduced.
-BUFFERS, GRADIENTS = range(2)
+#: What is about to happen: rank 0's buffers are given to all, or gradients are reduced, or these weighted by rows.
+BUFFERS, GRADIENTS, WEIGHTED = range(3)
 
 
 class Joining:
@@ -36,10 +36,10 @@ class Joining:
         if any(count not in (0, len(self.active)) for count in wanted):
             raise RuntimeError(f"replicas that have rows do not do the same: {wanted} of {len(self.active)}")
 
-    def follow(self, actions: tuple[Callable[[], None], Callable[[], None]]) -> int:
+    def follow(self, actions: Sequence[Callable[[], None]]) -> int:
         """Do what those do that still have rows, until none has; return the first rank of those that had rows last.
 
-        Collective: every rank comes here when it has run out.
+        `actions` are by what is about to happen.  Collective: every rank comes here when it has run out.
         """
         while True:
             before = self.active
@@ -55,7 +55,7 @@ class Joining:
     def _told(self, kind: int | None) -> list[int]:
         """Tell all what this replica does, None for nothing any more; return how many do what."""
         size = self._replicas.size
-        told = numpy.zeros(size + 2, numpy.int64)
+        told = numpy.zeros(size + WEIGHTED + 1, numpy.int64)
         if kind is not None:
             told[self._replicas.rank] = told[size + kind] = 1
         self._replicas.reduce("sum", [told], "join")

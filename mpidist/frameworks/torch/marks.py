@@ -47,10 +47,15 @@ class GradientMarks:
         self._marked: list[_Mark] = []
         self._aside: _Aside | None = None  # what is on a device, and not marked yet
         self._is_for_all = False
+        self._places: list[tuple[torch.Tensor, ref[torch.Tensor], int]] = []  # of all, where that was asked for
 
-    def set(self) -> None:
-        """Mark a few gradients as they are now: those that are not zeros tell most.  Local."""
+    def set(self, with_places: bool = False) -> None:
+        """Mark a few gradients as they are now: those that are not zeros tell most.  Local.
+
+        `with_places`: they do not stand for another that lies where it lay, and has values.
+        """
         given = [each for each in self._parameters if each.grad is not None]
+        self._places = [(each, ref(each.grad), _version(each)) for each in given] if with_places else []
         if given and cuda.has(given[0]):
             few = given if len(given) <= _SMALLEST + _LARGEST else [*given[:_SMALLEST], *given[-_LARGEST:]]
             self._marked, self._aside, self._is_for_all = [], _Aside(few), False
@@ -83,6 +88,7 @@ class GradientMarks:
 
     def set_all(self) -> None:
         """Mark all gradients as they are now, and those that are not there.  Local."""
+        self._places = []
         marked: list[_Mark] = []
         there: list[torch.Tensor] = []
         last = len(self._parameters) - _COUNT
@@ -104,6 +110,12 @@ class GradientMarks:
         `added` is the parameter whose gradient a backward pass has just added to; it is asked only where there is no
         other.
         """
+        found = self._state_of_marked(added)
+        if found is MarkState.CLEARED and any(_is_left(*each) for each in self._places if each[0] is not added):
+            return MarkState.KEPT
+        return found
+
+    def _state_of_marked(self, added: torch.Tensor | None) -> MarkState:
         if self._aside is not None:
             if not self._is_for_all and self._aside.is_cleared(added):
                 return MarkState.CLEARED
@@ -178,6 +190,13 @@ def _state(mark: _Mark) -> MarkState:
     if not has_values(gradient):
         return MarkState.CLEARED
     return MarkState.CHANGED if is_same else MarkState.REPLACED
+
+
+def _is_left(parameter: torch.Tensor, place: ref[torch.Tensor], version: int) -> bool:
+    """Return whether a gradient is as it was, as far as a few values tell."""
+    gradient = parameter.grad
+    is_same = gradient is not None and gradient is place() and _version(parameter) == version
+    return is_same and bool(_spread(gradient).any())
 
 
 def _version(parameter: torch.Tensor) -> int:

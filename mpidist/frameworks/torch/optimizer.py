@@ -13,10 +13,10 @@ from mpidist.errors import quoted
 from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap, trainable
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import prepare_step, watch_others
-from mpidist.frameworks.torch.tensors import Named
+from mpidist.frameworks.torch.tensors import Named, trainable
 from mpidist.frameworks.torch.unowned_parameters import module_of
 from mpidist.options import ReduceOp
 
@@ -41,6 +41,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         parameters are numbered, and those of the optimizer come from rank 0.
     compression : Compression, optional
         How gradients are coded on the wire, such as `mpidist.compression.Float16`; by default not at all.
+        What error feedback keeps is in no ``state_dict``: a resumed job lacks it, with ``TopK(ratio)`` the gradients of
+        up to about ``1 / (2 * ratio)`` steps.
     backward_passes_per_step : int
         How many backward passes are accumulated before gradients are reduced.
     op : ReduceOp or str

@@ -19,24 +19,22 @@ class GradientOrigins:
     """The gradients of some parameters, since they were reduced last.
 
     `has_local`: a pass has given what is not reduced, also one that was broken off.  `passes` counts those since
-    gradients were reduced last, or cleared.
+    gradients were reduced last, or cleared.  `adds`: what was reduced must not be reduced again, as in a sum; then no
+    gradient of an optimizer that it has not set to zero is overlooked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, adds: bool) -> None:
         self.has_local, self.passes = False, 0
-        self._parameters: Sequence[torch.Tensor] = []
+        self._adds = adds
+        self.parameters: Sequence[torch.Tensor] = []
         self._rest = _Share(None, [])
         self._shares: list[_Share] = []
 
     def bind(self, parameters: Sequence[torch.Tensor]) -> None:
         """Take these parameters from now on."""
-        self._parameters = parameters
+        self.parameters = parameters
         self._divide([each.optimizer() for each in self._shares])
         self.mark()
-
-    def has(self, parameter: torch.Tensor) -> bool:
-        """Return whether a parameter is one of these."""
-        return any(each is parameter for each in self._parameters)
 
     def take(self, optimizer: Any) -> None:
         """Take note that an optimizer has made a step: it has a share of the parameters."""
@@ -55,11 +53,11 @@ class GradientOrigins:
         for optimizer in optimizers:
             if optimizer is not None:  # else it was dropped
                 ids = {id(each) for group in optimizer.param_groups for each in group["params"]}
-                own = [each for each in self._parameters if id(each) in ids]
+                own = [each for each in self.parameters if id(each) in ids]
                 found = next((each for each in before if each.optimizer() is optimizer), self._rest)
                 self._shares.append(_Share(optimizer, own, found))
                 taken |= ids
-        self._rest = _Share(None, [each for each in self._parameters if id(each) not in taken], self._rest)
+        self._rest = _Share(None, [each for each in self.parameters if id(each) not in taken], self._rest)
 
     def _of(self, optimizer: Any) -> list[_Share]:
         """Return the share of an optimizer, or all; of one that has made no step yet the rest."""
@@ -81,12 +79,12 @@ class GradientOrigins:
         return is_cleared
 
     def mark(self) -> None:
-        """Mark the gradients as they are: a few, and all that are not reduced, as whatever is done to them counts."""
+        """Mark the gradients as they are: a few, or all that are not reduced, as whatever is done to them counts."""
         for each in self._of(None):
             if self.has_local:
                 each.marks.set_all()
             else:
-                each.marks.set()
+                each.marks.set(self._adds)
 
     def are_reduced(self, is_twice: bool = False) -> None:
         """Take note that the gradients are reduced.

@@ -13,14 +13,12 @@ gradients, as it would in one process.  A replica that makes no backward pass jo
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import is_
 from time import perf_counter
 from typing import Any, NoReturn
-from weakref import WeakMethod, WeakSet, ref
+from weakref import WeakMethod, WeakSet
 
 import numpy
 import torch
@@ -33,12 +31,13 @@ from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.backward import PassWatch
 from mpidist.frameworks.torch.comparison import StepComparison, check_equal
 from mpidist.frameworks.torch.gradients import NOTES, GradientList
-from mpidist.frameworks.torch.join import GRADIENTS, Joining
+from mpidist.frameworks.torch.join import GRADIENTS, WEIGHTED, Joining
 from mpidist.frameworks.torch.marks import MarkState, digest_of
 from mpidist.frameworks.torch.origins import GradientOrigins
 from mpidist.frameworks.torch.overlap import Overlap, StepTimes
+from mpidist.frameworks.torch.ownership import Ownership
 from mpidist.frameworks.torch.row_parts import RowParts
-from mpidist.frameworks.torch.tensors import Named, check_memory
+from mpidist.frameworks.torch.tensors import Named, are_same, check_memory, trainable
 from mpidist.frameworks.torch.unowned_parameters import UnownedParameters
 
 #: What a replica tells the others with its gradients: its number of steps, modulo this, and of what kind these are.
@@ -47,12 +46,6 @@ _NOT_LEFT, _LEFT, _CHANGED, _MIXED, _TOUCHED, _OWN, _UNOWNED, _INSIDE = range(_P
 
 #: What users may ask for: sums begin in the backward pass where that is a gain, or never.
 _OVERLAPS = ("auto", "none")
-
-#: By the id of a parameter: itself, and what reduces its gradient.
-_owners: dict[int, tuple[ref[torch.Tensor], ref[GradientReduction]]] = {}
-
-#: All that there are.
-_reductions: WeakSet[GradientReduction] = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,7 @@ class GradientReduction:
     all say it, is weighted by rows.  `is_held`: gradients are only accumulated for now.  `is_skipped`: steps take the
     gradients as they are for now.  There is `joining` where replicas may run out of rows.  `overlap` begins to reduce
     gradients in the backward pass, and `has_overlapped` tells that the last reduction was begun there.  `comparison` is
-    what else is compared with each reduction, where no replica runs out of rows.
+    what else is compared with each reduction, where no replica runs out of rows.  `ownership` tells whose each is.
     """
 
     def __init__(
@@ -121,9 +114,9 @@ class GradientReduction:
         self._sparse_as_dense, self.compression = sparse_as_dense, compression
         self._list: GradientList | None = None
         self._sparse: frozenset[int] = frozenset()
-        self._hooked: dict[int, ref[torch.Tensor]] = {}
         self._watch = PassWatch(WeakMethod(self.begin_backward), WeakMethod(self.end_backward))
-        self._origins = GradientOrigins()
+        self.ownership = Ownership(owner, named, self._watch.watch)
+        self._origins = GradientOrigins(op == "sum" and replicas.size > 1)
         self._steps = 0
         self._stepped: WeakSet[Any] = WeakSet()  # the optimizers that made a step since the last reduction
         self._last: tuple[str, float | None] = (op, None)
@@ -134,18 +127,14 @@ class GradientReduction:
         self.overlap: Overlap | None = None
         self.has_overlapped = False
         self._bind(trainable(named()))
-        self.watch()
-        _reductions.add(self)
 
     def _bind(self, named: Sequence[Named]) -> GradientList:
         """Return the list of these parameters, whose gradients nobody else reduces from now on."""
-        if not named:
-            raise ValueError(f"{self.owner} has no parameter that requires a gradient")
         check_memory(named, self._staging)
-        for name, parameter in named:
-            _own(name, parameter, self)
-        names, parameters = zip(*named, strict=True)
-        if self._list is not None and names != tuple(self._list.names):
+        self.ownership.take(named)
+        self.ownership.watch()
+        names, parameters = [name for name, _ in named], [each for _, each in named]
+        if self._list is not None and names != self._list.names:
             self._sparse = frozenset()  # numbers of another list
         self._list = GradientList(
             self.replicas,
@@ -162,29 +151,10 @@ class GradientReduction:
         self._origins.bind(parameters)
         return self._list
 
-    def watch(self) -> None:
-        """Watch the parameters that there are now; also those that are frozen, which may be thawed.  Local."""
-        for _, each in self._named():
-            if not self._is_hooked(each) and _may_have_gradient(each):
-                self._hook(each)
-
-    def _hook(self, parameter: torch.Tensor) -> None:
-        self._watch.watch(parameter)
-        key, hooked = id(parameter), self._hooked
-        hooked[key] = ref(parameter, lambda _: hooked.pop(key, None))
-
-    def _is_hooked(self, parameter: torch.Tensor) -> bool:
-        found = self._hooked.get(id(parameter))
-        return found is not None and found() is parameter
-
-    def has(self, parameter: torch.Tensor) -> bool:
-        """Return whether a parameter is one of those that there are now.  Local."""
-        return self._is_hooked(parameter) and any(each is parameter for _, each in self._named())
-
     def look_after(self, modules: Sequence[torch.nn.Module]) -> None:
         """Find parameters, from now on, that come into these modules and that nobody reduces.  Local."""
         prefixes = [f"{number}." for number in range(len(modules))] if len(modules) > 1 else [""]
-        self._unowned = [UnownedParameters(*each, _is_owned) for each in zip(modules, prefixes, strict=False)]
+        self._unowned = [UnownedParameters(*each) for each in zip(modules, prefixes, strict=False)]
 
     def listed(self) -> list[Named]:
         """Return the named parameters whose gradients are reduced.  Local."""
@@ -192,19 +162,19 @@ class GradientReduction:
         return list(zip(self._list.names, self._list.parameters, strict=True))
 
     def _current(self) -> GradientList:
-        """Return the list of the parameters as they are now: some may have been added, or frozen."""
+        """Return the list of the parameters as they are now: some may have been added, frozen, or cast."""
         now, bound = trainable(self._named()), self._list
         assert bound is not None
-        if len(now) == len(bound.parameters) and all(map(is_, [each for _, each in now], bound.parameters)):
+        parameters = [each for _, each in now]
+        if are_same(parameters, bound.parameters) and are_same([each.dtype for each in parameters], bound.dtypes):
             return bound
-        if new := [pair for pair in now if _owner_of(pair[1]) is not self]:
+        if new := [pair for pair in now if not self.ownership.has_taken(pair[1])]:
             check_equal(self.replicas, self.owner, new)
-        self.watch()
         return self._bind(now)
 
     def adopt(self) -> None:
         """Reduce, from now on, the gradients of the parameters that there are now.  Collective."""
-        self.watch()
+        self.ownership.watch()
         self._current()
 
     def compress(self, compression: Compression | None) -> None:
@@ -225,20 +195,14 @@ class GradientReduction:
 
         Returns whether that is reduced here.
         """
-        owner = _owner_of(parameter)
-        if owner is not self and not (owner is None and self._take_up(parameter)):
-            return False
+        if not self.ownership.has_taken(parameter):
+            if not self.ownership.has(parameter):
+                return False
+            now = [each for _, each in trainable(self._named())]
+            if not are_same(now, self._origins.parameters):
+                self._origins.bind(now)
         if self._origins.begin(parameter, self._watch.is_open):
             self.parts.clear()
-        return True
-
-    def _take_up(self, parameter: torch.Tensor) -> bool:
-        """Return whether a parameter that was thawed, or came later, is reduced with the others from now on."""
-        now = [each for _, each in trainable(self._named())]
-        if not any(each is parameter for each in now):
-            return False
-        if not self._origins.has(parameter):
-            self._origins.bind(now)
         return True
 
     def end_backward(self) -> None:
@@ -282,7 +246,7 @@ class GradientReduction:
 
     def is_concerned(self, optimizer: Any) -> bool:
         """Return whether an optimizer takes what nobody reduces, or, in a pass, what is reduced here.  Local."""
-        is_inside = not self.is_skipped and self._is_inside() and self.takes(optimizer)
+        is_inside = not self.is_skipped and self._is_inside() and self.ownership.are_changed_by(optimizer)
         return is_inside or len(self._unowned_of(optimizer)) > 0
 
     def _is_inside(self) -> bool:
@@ -329,14 +293,6 @@ class GradientReduction:
         """Return those that have made a step, in the order of their first ones.  Local."""
         return self._origins.optimizers()
 
-    def takes(self, optimizer: Any) -> bool:
-        """Return whether an optimizer changes parameters whose gradients are reduced here.  Local."""
-        return any(
-            self._is_hooked(each) and (_owner_of(each) is self or (each.requires_grad and _owner_of(each) is None))
-            for group in optimizer.param_groups
-            for each in group["params"]
-        )
-
     def restart(self) -> None:
         """Count steps from the beginning, after each rank has made its own number of them.  Local."""
         self._steps = 0
@@ -347,7 +303,7 @@ class GradientReduction:
         `is_at_end` says that a pass has given all of them.
         """
         if self.joining is not None and not given.is_joined:
-            self.joining.announce(GRADIENTS)
+            self.joining.announce(GRADIENTS if self.parts.said is None else WEIGHTED)
         bound, rows, compared = self._current(), self.parts.said, None
         if self.joining is None and self.comparison is not None:
             compared = self.comparison
@@ -442,8 +398,10 @@ class GradientReduction:
         notes[_UNOWNED] = is_unowned
         notes[_INSIDE] = given.is_inside
 
-    def follow(self) -> None:
+    def follow(self, is_weighted: bool) -> None:
         """Take part in the others' reduction, with no rows.  Collective."""
+        self.parts.forget()
+        self.parts.said = 0.0 if is_weighted else None
         self.reduce(_Given(is_joined=True))
 
     def _refuse_inside(self, is_inside: bool) -> NoReturn:
@@ -584,11 +542,6 @@ def check_overlap(overlap: str) -> None:
         raise ValueError(f"overlap={overlap!r}: it is one of {', '.join(map(repr, _OVERLAPS))}")
 
 
-def trainable(named: Iterable[Named]) -> list[Named]:
-    """Return those that are to have a gradient."""
-    return [pair for pair in named if pair[1].requires_grad]
-
-
 class GradientOwner:
     """What a module and an optimizer whose gradients are reduced have in common."""
 
@@ -649,13 +602,6 @@ def _ranks(told: Sequence[bytes]) -> str:
     return listed(str(rank) for rank, each in enumerate(told) if each)
 
 
-def _may_have_gradient(parameter: torch.Tensor) -> bool:
-    """Return whether a parameter may have a gradient, now or when it is thawed."""
-    if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin) or parameter.is_inference():
-        return False
-    return parameter.is_leaf and (parameter.is_floating_point() or parameter.is_complex())
-
-
 def _put_aside(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the parameters that have gradients, with these, and leave them without."""
     found = [(each, each.grad) for each in parameters if each.grad is not None]
@@ -667,31 +613,3 @@ def _put_aside(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, t
 def _put_back(aside: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     for parameter, gradient in aside:
         parameter.grad = gradient
-
-
-def _own(name: str, parameter: torch.Tensor, reduction: GradientReduction) -> None:
-    """Take note who reduces a parameter's gradient; ValueError if somebody else does already."""
-    other = _owner_of(parameter)
-    if other is reduction:
-        return
-    if other is not None:
-        gc.collect()  # it may have been dropped
-        other = _owner_of(parameter)
-    if other is not None:
-        raise ValueError(
-            f"{reduction.owner}: the gradient of {name!r} is reduced by {other.owner} already; use one of the two"
-        )
-    key = id(parameter)
-    _owners[key] = ref(parameter, lambda _: _owners.pop(key, None)), ref(reduction)
-
-
-def _is_owned(parameter: torch.Tensor | None) -> bool:
-    """Return whether somebody reduces a parameter's gradient, perhaps from the end of this pass on."""
-    if parameter is None:
-        return False
-    return _owner_of(parameter) is not None or any(each.has(parameter) for each in _reductions)
-
-
-def _owner_of(parameter: torch.Tensor) -> GradientReduction | None:
-    found = _owners.get(id(parameter))
-    return found[1]() if found is not None and found[0]() is parameter else None

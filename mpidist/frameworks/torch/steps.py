@@ -21,7 +21,7 @@ def watch_steps(reducer: GradientReduction) -> None:
     def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = found()
         taken.discard(optimizer)  # of a step that raised
-        if known is None or not known.takes(optimizer):
+        if known is None or not known.ownership.are_changed_by(optimizer):
             return None
         taken.add(optimizer)
         return prepare_step(known, optimizer, args, kwargs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from operator import is_
 from typing import Any
 
 import numpy
@@ -122,6 +123,16 @@ def check_memory(named: Sequence[Named], staging: str | None) -> None:
             )
     if cuda.has(tensor):
         cuda.require_cupy()
+
+
+def trainable(named: Iterable[Named]) -> list[Named]:
+    """Return those that are to have a gradient."""
+    return [pair for pair in named if pair[1].requires_grad]
+
+
+def are_same(found: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether two lists have the same objects, not only equal ones."""
+    return len(found) == len(others) and all(map(is_, found, others))
 
 
 def is_flat(tensor: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 from inspect import getgeneratorlocals
 from types import GeneratorType
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 
 from mpidist.errors import listed
 from mpidist.frameworks.torch.contents import Contents
+from mpidist.frameworks.torch.ownership import is_owned
 from mpidist.frameworks.torch.tensors import Named
 
 
@@ -19,12 +20,11 @@ class UnownedParameters:
     """Looks for later parameters of a module, and for thawed ones, with gradients that nobody reduces.
 
     Trained parameters of which gradients are not reduced from the beginning are meant to be so: an optimizer may have
-    some of a module's.  `prefix` stands before names in messages.  ``is_owned(parameter)`` returns whether somebody
-    reduces its gradient; of None False.
+    some of a module's.  `prefix` stands before names in messages.
     """
 
-    def __init__(self, module: torch.nn.Module, prefix: str, is_owned: Callable[[Any], bool]) -> None:
-        self._module, self._prefix, self._is_owned = ref(module), prefix, is_owned
+    def __init__(self, module: torch.nn.Module, prefix: str) -> None:
+        self._module, self._prefix = ref(module), prefix
         self._first = {id(each): (name, ref(each), each.requires_grad) for name, each in module.named_parameters()}
         self._frozen = [(name, each) for name, each, is_trained in self._first.values() if not is_trained]
         self._contents = Contents(module)
@@ -60,7 +60,7 @@ class UnownedParameters:
 
     def _is_unowned(self, parameter: torch.Tensor | None) -> bool:
         has_gradient = parameter is not None and parameter.requires_grad and parameter.grad is not None
-        return has_gradient and not self._is_owned(parameter)
+        return has_gradient and not is_owned(parameter)
 
     def _told(self, module: torch.nn.Module, late: list[str], thawed: list[str]) -> str:
         """Return what to say of later parameters; nothing where they are to be each rank's own."""
@@ -68,12 +68,12 @@ class UnownedParameters:
             return ""
         there = {id(each) for each in module.parameters()}
         first = [(name, each()) for name, each, _ in self._first.values()]
-        owned = [(name, each) for name, each in first if self._is_owned(each)]
+        owned = [(name, each) for name, each in first if is_owned(each)]
         lost = [name for name, each in owned if id(each) not in there]
         if late and lost:
             return f"got new {self._quoted(late)}, expected {self._quoted(lost)} as the optimizer has it"
         trained = [each() for _, each, was_trained in self._first.values() if was_trained]
-        if not owned or not all(map(self._is_owned, trained)):
+        if not owned or not all(map(is_owned, trained)):
             return ""
         if late:
             return f"got new {self._quoted(late)}, expected only those that were there before"
