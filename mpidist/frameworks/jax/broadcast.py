@@ -56,11 +56,11 @@ def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
     results = _broadcast(hosts, replicas, root_rank)
     in_jax = [position for position, leaf in enumerate(kind.leaves) if leaf.in_jax]
     arrays = put([results[each] for each in in_jax], [kind.leaves[each].placement for each in in_jax])
-    found: dict[int, Any] = dict(zip(in_jax, arrays, strict=True))
+    by_position: dict[int, Any] = dict(zip(in_jax, arrays, strict=True))
     for position, result in enumerate(results):
-        if position not in found:
-            found[position] = result.copy()
-    return kind.packed([leaf.given(found[each], values[each]) for each, leaf in enumerate(kind.leaves)])
+        if position not in by_position:
+            by_position[position] = result.copy()
+    return kind.packed([leaf.given(by_position[each], values[each]) for each, leaf in enumerate(kind.leaves)])
 
 
 def _check_dtypes(kind: TreeKind) -> None:

@@ -60,15 +60,15 @@ class Handover:
         return self._handed_over(targets, count)
 
     def _handed_over(self, targets: list[Any], count: int) -> list[Any]:
-        found: list[Any] = [None] * len(self._shapes)
+        leaves: list[Any] = [None] * len(self._shapes)
         for group, flat, place in zip(self._groups, targets[:count], self._placements, strict=False):
             with jax.enable_x64(True) if _is_wide(flat) else nullcontext():
                 cut = group.cut(flat if place is None else jax.device_put(flat, place))
             for position, part in zip(group.positions, cut, strict=True):
-                found[position] = part
+                leaves[position] = part
         for position, array in zip(self._long, put(targets[count:], self._placements[count:]), strict=True):
-            found[position] = array
-        return found
+            leaves[position] = array
+        return leaves
 
 
 def put(arrays: list[Any], placements: list[Any]) -> list[Any]:

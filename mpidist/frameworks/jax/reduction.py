@@ -148,12 +148,12 @@ class _BoundTree:
         if shares is not None:
             return self._start_scaled(values, shares)
         with self.near():
-            given = self.kind.taken(values)
+            taken = self.kind.taken(values)
             if self._plain is None:
-                results = Results(self.kind.leaves, [reduction_dtypes(each.dtype, self._op)[1] for each in given])
-                self._plain = self._replicas.bind(given, self._op, self.kind.names), results
+                results = Results(self.kind.leaves, [reduction_dtypes(each.dtype, self._op)[1] for each in taken])
+                self._plain = self._replicas.bind(taken, self._op, self.kind.names), results
             reducing, results = self._plain
-            return self._finished(reducing.start(given), values, results)
+            return self._finished(reducing.start(taken), values, results)
 
     def _finished(self, started: Handle, values: Sequence[Any], results: Results) -> Handle:
         """Return a handle whose results are the reduced tree."""
@@ -170,33 +170,33 @@ class _BoundTree:
 
     def _alone(self, values: Sequence[Any]) -> Handle:
         """Return the leaves as they are, but for means of integers, which are floats at any number of ranks."""
-        found, leaves = list(values), self.kind.leaves
+        results, leaves = list(values), self.kind.leaves
         for position, leaf in enumerate(leaves):
             leaf.check(values[position])
             dtype = reduction_dtypes(leaf.dtype, self._op)[1]
             if not leaf.in_jax or dtype != leaf.dtype:
                 with self.near():
                     array = leaf.taken(values[position])
-                    (found[position],) = Results([leaf], [dtype]).given([array], [values[position]])
-        return Handle(lambda: self.kind.packed(found), is_over=lambda: True)
+                    (results[position],) = Results([leaf], [dtype]).given([array], [values[position]])
+        return Handle(lambda: self.kind.packed(results), is_over=lambda: True)
 
     def _start_scaled(self, values: Sequence[Any], share: float) -> Handle:
         """Start the sum of the leaves times this rank's share; a share of 0 counts as zeros, whatever the values."""
         with self.near():
-            given = self.kind.taken(values)
-            reducing, results, scratch = self._weighted_all_reduce(given)
+            taken = self.kind.taken(values)
+            reducing, results, scratch = self._weighted_all_reduce(taken)
             # first: where one is under way it raises, and its values are those in scratch
             handle = reducing.start(scratch)
-            for each, target in zip(given, scratch, strict=True):
+            for array, target in zip(taken, scratch, strict=True):
                 if share == 0:
                     target[...] = 0
                 elif share == 1:
-                    target[...] = each
+                    target[...] = array
                 elif self._device is not None:
-                    target[...] = each
+                    target[...] = array
                     namespace(target).multiply(target, share, out=target)
                 else:
-                    numpy.multiply(each, share, out=target, dtype=target.dtype, casting="unsafe")
+                    numpy.multiply(array, share, out=target, dtype=target.dtype, casting="unsafe")
             return self._finished(handle, values, results)
 
     def _weighted_all_reduce(self, given: Sequence[Any] = ()) -> tuple[BoundAllReduce, Results, list[Any]]:

@@ -85,11 +85,11 @@ class Results:
             made = cuda.given(results, self._dtypes, [leaf.placement for leaf in self._leaves])
             return [leaf.given(each, value) for leaf, each, value in zip(self._leaves, made, values, strict=True)]
         arrays = self._handover.of([results[position] for position in self._in_jax])
-        found = dict(zip(self._in_jax, arrays, strict=True))
+        by_position = dict(zip(self._in_jax, arrays, strict=True))
         for position, dtype in enumerate(self._dtypes):
-            if position not in found:
-                found[position] = numpy.array(results[position], dtype)
-        return [leaf.given(found[each], values[each]) for each, leaf in enumerate(self._leaves)]
+            if position not in by_position:
+                by_position[position] = numpy.array(results[position], dtype)
+        return [leaf.given(by_position[each], values[each]) for each, leaf in enumerate(self._leaves)]
 
 
 class KeptTrees(Generic[_B]):

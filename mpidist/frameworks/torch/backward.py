@@ -74,20 +74,20 @@ class PassWatch:
 
 def _those_that_wait(number: int) -> dict[int, PassWatch]:
     """Return what waits for the end of the pass that is going on, by its order."""
-    found = _waiting.get(number)
-    if found is None:
-        found = _waiting[number] = {}
+    watches = _waiting.get(number)
+    if watches is None:
+        watches = _waiting[number] = {}
         _at_the_end(partial(_over, number))
-    return found
+    return watches
 
 
 def _over(number: int) -> None:
     """End a pass, or have what waits for its end wait for that of the pass that runs it."""
-    found, node = _waiting.pop(number), _current_node()
+    watches, node = _waiting.pop(number), _current_node()
     if node is not None:
-        _wait_for_outer(node, found)
+        _wait_for_outer(node, watches)
         return
-    for _, each in sorted(found.items()):
+    for _, each in sorted(watches.items()):
         each.over()
 
 

@@ -198,8 +198,15 @@ class _Normalize(torch.autograd.Function):
         crossing.note()
         sums, _ = _sums(ctx.replicas, local.double().view(-1))
         mean, along = (sums / statistics.count).view(2, -1).to(local.dtype)
-        found = (gradient - mean.view(shape) - normalized * along.view(shape)) * inverse
+        of_input = (gradient - mean.view(shape) - normalized * along.view(shape)) * inverse
         if weight is None:
-            return found.to(gradients[0].dtype), None, None, None, None, None
-        found = found * weight.view(shape)
-        return found.to(gradients[0].dtype), local[1].to(weight.dtype), local[0].to(weight.dtype), None, None, None
+            return of_input.to(gradients[0].dtype), None, None, None, None, None
+        of_input = of_input * weight.view(shape)
+        return (
+            of_input.to(gradients[0].dtype),
+            local[1].to(weight.dtype),
+            local[0].to(weight.dtype),
+            None,
+            None,
+            None,
+        )

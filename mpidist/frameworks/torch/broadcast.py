@@ -92,16 +92,16 @@ def _check_movable(name: str, tensor: torch.Tensor) -> None:
 
 def _pieces(named: Iterable[Named]) -> list[list[Named]]:
     """Return the tensors in lists that are sent together."""
-    found: list[list[Named]] = []
+    pieces: list[list[Named]] = []
     room = 0
     for name, tensor in named:
         nbytes = tensor.numel() * tensor.element_size()
-        if nbytes > _SHORT_BYTES or nbytes > room or not found:
-            found.append([])
+        if nbytes > _SHORT_BYTES or nbytes > room or not pieces:
+            pieces.append([])
             room = _PIECE_BYTES
-        found[-1].append((name, tensor))
+        pieces[-1].append((name, tensor))
         room = 0 if nbytes > _SHORT_BYTES else room - nbytes
-    return found
+    return pieces
 
 
 def _broadcast_piece(replicas: Replicas, named: Sequence[Named], root: int) -> None:
@@ -172,8 +172,8 @@ def broadcast_optimizer_state(
             payload = _saved(optimizer.state_dict())
         except Exception as error:
             trouble = error  # told to all first
-    found = broadcast_object(replicas.communicator, payload, root_rank)
-    if not found:
+    content = broadcast_object(replicas.communicator, payload, root_rank)
+    if not content:
         raise ObjectError(
             f"broadcast_optimizer_state: the state_dict of rank {root_rank}'s {type(optimizer).__name__} cannot be "
             f"pickled, such as a function in param_groups{'' if trouble is None else f': {trouble}'}"
@@ -185,7 +185,7 @@ def broadcast_optimizer_state(
         def place(storage: Any, location: str) -> Any:
             return storage if location == "cpu" or near.type == "cpu" else storage.cuda(near)
 
-        state = torch.load(io.BytesIO(found), weights_only=False, map_location=place)
+        state = torch.load(io.BytesIO(content), weights_only=False, map_location=place)
         optimizer.load_state_dict(state)
         _restore_dtypes(optimizer, state)
 

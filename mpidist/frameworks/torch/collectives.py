@@ -63,14 +63,14 @@ def all_reduce(
             f"compression={quoted(compression)}: a single tensor has no next call, to which its error would be added; "
             "leave error_feedback out, or use DistributedOptimizer, which keeps the error of each gradient"
         )
-    given = checked(tensor)
-    if compression is not None and cuda.has(given):
+    own = checked(tensor)
+    if compression is not None and cuda.has(own):
         raise UnsupportedDtypeError(
             f"compression={quoted(compression)} codes values in host memory, and the tensor lies on {tensor.device}: "
             "pass tensor.cpu(), or no compression"
         )
-    found: torch.Tensor = _AllReduce.apply(given, ReduceOp.parse(op).verb, compression, replicas_of())
-    return found
+    total: torch.Tensor = _AllReduce.apply(own, ReduceOp.parse(op).verb, compression, replicas_of())
+    return total
 
 
 def all_gather(tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
@@ -160,11 +160,11 @@ class _AllReduce(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.op, ctx.compression, ctx.replicas = op, compression, replicas
         is_whole = op == "mean" and not (tensor.is_floating_point() or tensor.is_complex())
-        found = tensor.detach().double() if is_whole else _copied(tensor)
+        result = tensor.detach().double() if is_whole else _copied(tensor)
         coded = compression if tensor.is_floating_point() and op in ("sum", "mean") else None
-        with cuda.in_order_of(found):
-            replicas.reduce(op, [array_of(found)], "tensor", coded)
-        return found
+        with cuda.in_order_of(result):
+            replicas.reduce(op, [array_of(result)], "tensor", coded)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -201,11 +201,11 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, root: int, replicas: Replicas) -> torch.Tensor:
-        ctx.is_root, ctx.replicas, found = replicas.rank == root, replicas, _copied(tensor)
+        ctx.is_root, ctx.replicas, result = replicas.rank == root, replicas, _copied(tensor)
         if replicas.size > 1 or root != 0:  # which is an error
-            with cuda.in_order_of(found):
-                replicas.communicator.broadcast(_moved(replicas, "broadcast", found), root)
-        return found
+            with cuda.in_order_of(result):
+                replicas.communicator.broadcast(_moved(replicas, "broadcast", result), root)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -130,11 +130,11 @@ class StepComparison:
         """Return 64 bits that stand for the hyperparameters; 0 where none are known."""
         if self._own is not None:
             return self._own.digest()
-        found = 0
+        digest = 0
         for groups in self._ready.values():
-            found = (found * _ODD + groups.digest()) % 2**64
+            digest = (digest * _ODD + groups.digest()) % 2**64
         self._told = list(self._ready.values())
-        return found
+        return digest
 
     def are_compared(self) -> None:
         """Take note that a reduction, with which hyperparameters were compared, has come to its end.  Local."""
@@ -192,12 +192,12 @@ class StepComparison:
         """Return the parameters that differ, each with its sums on all ranks.  Collective."""
         named = [pair for pair in self._named() if pair[1].layout is torch.strided]
         sums = _sums_of([each for _, each in named])
-        found = self._replicas.communicator.exchange(
+        answers = self._replicas.communicator.exchange(
             numpy.array(sums, numpy.uint32).tobytes(), "sums of the parameters"
         )
-        if len({*found}) == 1:
+        if len({*answers}) == 1:
             return []
-        by_rank = [numpy.frombuffer(each, numpy.uint32).tolist() for each in found]
+        by_rank = [numpy.frombuffer(each, numpy.uint32).tolist() for each in answers]
         if len({*map(len, by_rank)}) > 1:
             check_alike(self._replicas, "parameters", named)
         pairs = zip(named, zip(*by_rank, strict=True), strict=True)
@@ -213,17 +213,17 @@ class StepComparison:
             self._replicas.communicator.broadcast(bytes_of(theirs), root)
             apart, room = _apart(own, theirs)
             told = numpy.array([apart, apart <= room], numpy.float64)  # not so where one is no number
-            found = [
+            answers = [
                 numpy.frombuffer(each)
                 for each in self._replicas.communicator.exchange(told.tobytes(), f"{name!r} elsewhere")
             ]
-            if all(each[1] for each in found):
+            if all(each[1] for each in answers):
                 tensor.copy_(theirs)
                 return
         others = [rank for rank, each in enumerate(sums) if each != expected]
         raise CollectiveMismatchError(
             f"rank {self._replicas.rank} of {self._replicas.size}: the parameter {name!r} has other values on rank "
-            f"{listed(map(str, others))} than on rank {root}, by up to {max(found[each][0] for each in others):g}. "
+            f"{listed(map(str, others))} than on rank {root}, by up to {max(answers[each][0] for each in others):g}. "
             "Change parameters, and the optimizer's state, on all ranks alike, or broadcast them afterwards "
             "(broadcast_parameters, broadcast_optimizer_state); check_every=0 compares nothing"
         )
@@ -235,14 +235,14 @@ def _sums_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     Those on a device are added up there, and the sums are read together: that waits for the device once.
     """
     with torch.no_grad():
-        found = [_column_sums(each) if cuda.has(each) else each.detach() for each in tensors]
+        columns = [_column_sums(each) if cuda.has(each) else each.detach() for each in tensors]
         there = [number for number, each in enumerate(tensors) if cuda.has(each)]
         near = tensors[there[0]].device if there else None
         if there:
-            together = torch.cat([found[number].to(near) for number in there]).cpu()
-            for number, part in zip(there, together.split([len(found[number]) for number in there]), strict=True):
-                found[number] = part
-    return [crc32(bytes_of(each.cpu())) for each in found]
+            together = torch.cat([columns[number].to(near) for number in there]).cpu()
+            for number, part in zip(there, together.split([len(columns[number]) for number in there]), strict=True):
+                columns[number] = part
+    return [crc32(bytes_of(each.cpu())) for each in columns]
 
 
 def _column_sums(tensor: torch.Tensor) -> torch.Tensor:

@@ -38,25 +38,25 @@ def distribute(strategy: Any, objects: Sequence[Any], **options: Any) -> list[An
     TypeError
         An object of PyTorch that is neither a module nor an optimizer.
     """
-    for each in objects:
-        if not isinstance(each, (torch.nn.Module, torch.optim.Optimizer)):
-            raise TypeError(f"distribute() takes modules and optimizers of PyTorch, got a {type(each).__name__}")
+    for obj in objects:
+        if not isinstance(obj, (torch.nn.Module, torch.optim.Optimizer)):
+            raise TypeError(f"distribute() takes modules and optimizers of PyTorch, got a {type(obj).__name__}")
     options = {"op": "sum", "strategy": strategy, **options}
     modules = [each for each in objects if isinstance(each, torch.nn.Module)]
     if len(modules) == len(objects):
         return [DistributedDataParallel(each, **options) for each in modules]
-    replicas, found = replicas_of(strategy), []
-    for each in objects:
-        if isinstance(each, torch.nn.Module):
-            broadcast_module(replicas, each)
-            if any(True for _ in each.buffers()):
-                each.register_forward_pre_hook(_BufferSharing(replicas, each))
-            found.append(each)
+    replicas, distributed = replicas_of(strategy), []
+    for obj in objects:
+        if isinstance(obj, torch.nn.Module):
+            broadcast_module(replicas, obj)
+            if any(True for _ in obj.buffers()):
+                obj.register_forward_pre_hook(_BufferSharing(replicas, obj))
+            distributed.append(obj)
         else:
-            made = DistributedOptimizer(each, _names_of(modules, each), **options)
+            made = DistributedOptimizer(obj, _names_of(modules, obj), **options)
             made._look_after(modules)
-            found.append(made)
-    return found
+            distributed.append(made)
+    return distributed
 
 
 def compute_average_loss(

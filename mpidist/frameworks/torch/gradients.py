@@ -154,16 +154,16 @@ class GradientList:
 
     def waiting(self) -> dict[str, dict[str, Any]]:
         """Return what error feedback keeps of gradients on this rank, by operation and name.  Local."""
-        found = {op: dict(kept) for op, kept in self._waiting.items()}
+        by_op = {op: dict(kept) for op, kept in self._waiting.items()}
         for op, (bound, _) in self._bound.items():
             kept = bound.reduce.waiting() if self._is_coded else {}
-            found[op] = found.get(op, {}) | {self.signatures[at][0]: values for at, values in kept.items()}
-        return found
+            by_op[op] = by_op.get(op, {}) | {self.signatures[at][0]: values for at, values in kept.items()}
+        return by_op
 
     def _host_arrays(self, scale: float | None) -> list[Any]:
         """Return this replica's gradients as arrays, and set the flags; zeros for those that it does not have."""
         self._begin()
-        found = []
+        arrays = []
         for number in self._dense:
             gradient: Any = self.parameters[number].grad
             if not self._is_staged:
@@ -172,16 +172,16 @@ class GradientList:
                 except (AttributeError, TypeError, RuntimeError):  # there is none, or it is of another kind
                     array = None
                 if array is not None and array.flags.c_contiguous:
-                    found.append(array)
+                    arrays.append(array)
                     continue
-            found.append(array_of(self._flat(number, gradient)))
+            arrays.append(array_of(self._flat(number, gradient)))
         if scale is not None:
-            for each in found:
+            for values in arrays:
                 if scale:
-                    numpy.multiply(each, scale, out=each)
+                    numpy.multiply(values, scale, out=values)
                 else:
-                    each.fill(0)  # a rank without rows may have gradients that are no numbers
-        return found
+                    values.fill(0)  # a rank without rows may have gradients that are no numbers
+        return arrays
 
     def _device_arrays(self, scale: float | None) -> list[Any]:
         """Return the same on the device; an array is made anew where a gradient lies elsewhere than before."""

@@ -54,14 +54,14 @@ class GradientMarks:
 
         `with_places`: they do not stand for another that lies where it lay, and has values.
         """
-        given = [each for each in self._parameters if each.grad is not None]
-        self._places = [(each, ref(each.grad), _version(each)) for each in given] if with_places else []
-        if given and cuda.has(given[0]):
-            few = given if len(given) <= _SMALLEST + _LARGEST else [*given[:_SMALLEST], *given[-_LARGEST:]]
+        present = [each for each in self._parameters if each.grad is not None]
+        self._places = [(each, ref(each.grad), _version(each)) for each in present] if with_places else []
+        if present and cuda.has(present[0]):
+            few = present if len(present) <= _SMALLEST + _LARGEST else [*present[:_SMALLEST], *present[-_LARGEST:]]
             self._marked, self._aside, self._is_for_all = [], _Aside(few), False
         else:
             self._aside = None
-            self._mark((each, ref(each.grad), _version(each), _values(each.grad)) for each in given)
+            self._mark((each, ref(each.grad), _version(each), _values(each.grad)) for each in present)
 
     def _mark(self, candidates: Iterable[_Mark]) -> None:
         """Mark the first that are not zeros, and where these are too few, some that are."""
@@ -110,10 +110,10 @@ class GradientMarks:
         `added` is the parameter whose gradient a backward pass has just added to; it is asked only where there is no
         other.
         """
-        found = self._state_of_marked(added)
-        if found is MarkState.CLEARED and any(_is_left(*each) for each in self._places if each[0] is not added):
+        least = self._state_of_marked(added)
+        if least is MarkState.CLEARED and any(_is_left(*each) for each in self._places if each[0] is not added):
             return MarkState.KEPT
-        return found
+        return least
 
     def _state_of_marked(self, added: torch.Tensor | None) -> MarkState:
         if self._aside is not None:
@@ -122,7 +122,7 @@ class GradientMarks:
             if any(each[0] is not added and _state(each) is MarkState.KEPT for each in self._marked):
                 return MarkState.KEPT
             self._read()
-        found = MarkState.CLEARED
+        least = MarkState.CLEARED
         is_sole = len(self._marked) == 1
         for mark in self._marked:
             if mark[0] is not added:
@@ -133,9 +133,9 @@ class GradientMarks:
                 continue
             if state is MarkState.KEPT:
                 return state
-            if state is MarkState.CHANGED or found is MarkState.CLEARED:
-                found = state
-        return found
+            if state is MarkState.CHANGED or least is MarkState.CLEARED:
+                least = state
+        return least
 
     def are_changed(self) -> bool:
         """Return whether any of the gradients has other values since, and is not set to None or zero.  Local."""
@@ -229,10 +229,10 @@ def _strided(gradient: torch.Tensor) -> Any:
 
 def digest_of(parameters: Sequence[torch.Tensor]) -> bytes:
     """Return a few bytes that stand for all values of the gradients; none where no gradient has any.  Local."""
-    found = [0, 0]
+    checksums = [0, 0]
     for number, parameter in enumerate(parameters):
         gradient = parameter.grad
         if gradient is not None and has_values(gradient):
             raw = bytes_of(gradient.cpu() if gradient.layout is torch.strided else gradient.to_dense().cpu())
-            found = [crc32(raw, found[0] + number), adler32(raw, found[1])]
-    return b"%x %x" % (*found,) if any(found) else b""
+            checksums = [crc32(raw, checksums[0] + number), adler32(raw, checksums[1])]
+    return b"%x %x" % (*checksums,) if any(checksums) else b""

@@ -245,15 +245,15 @@ def _names(named: Sequence[Named] | None, groups: Sequence[dict[str, Any]]) -> d
         raise ValueError(
             f"named_parameters has {', '.join(twice)} more than once: each parameter needs a name of its own"
         )
-    found = {id(parameter): name for name, parameter in named}
-    missing = [each for group in groups for each in group["params"] if id(each) not in found]
+    names_by_id = {id(parameter): name for name, parameter in named}
+    missing = [each for group in groups for each in group["params"] if id(each) not in names_by_id]
     if missing:
         shapes = ", ".join(str(tuple(each.shape)) for each in missing[:3])
         raise ValueError(
             f"named_parameters has no name for {len(missing)} of the optimizer's parameters, of shapes {shapes}; pass "
             "the names of all, or none"
         )
-    return found
+    return names_by_id
 
 
 def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -80,11 +80,11 @@ class GradientOrigins:
 
     def mark(self) -> None:
         """Mark the gradients as they are: a few, or all that are not reduced, as whatever is done to them counts."""
-        for each in self._of(None):
+        for gradients in self._of(None):
             if self.has_local:
-                each.marks.set_all()
+                gradients.marks.set_all()
             else:
-                each.marks.set(self._adds)
+                gradients.marks.set(self._adds)
 
     def are_reduced(self, is_twice: bool = False) -> None:
         """Take note that the gradients are reduced.

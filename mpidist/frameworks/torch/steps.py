@@ -15,11 +15,11 @@ from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 
 def watch_steps(reducer: GradientReduction) -> None:
     """Call a reducer at each step of an optimizer that takes its gradients, as long as there is the reducer."""
-    found = ref(reducer)
+    reference = ref(reducer)
     taken: WeakSet[Any] = WeakSet()  # optimizers whose step is under way: each step asks for its parameters once
 
     def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        known = found()
+        known = reference()
         taken.discard(optimizer)  # of a step that raised
         if known is None or not known.ownership.are_changed_by(optimizer):
             return None
@@ -27,7 +27,7 @@ def watch_steps(reducer: GradientReduction) -> None:
         return prepare_step(known, optimizer, args, kwargs)
 
     def after(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        known = found()
+        known = reference()
         if known is not None and optimizer in taken:
             taken.discard(optimizer)
             known.after_step(optimizer)

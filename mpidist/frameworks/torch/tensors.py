@@ -109,16 +109,16 @@ def check_memory(named: Sequence[Named], staging: str | None) -> None:
     if staging is not None or not named:
         return
     first, tensor = named[0]
-    for name, each in named:
-        if not (is_on_host(each) or cuda.has(each)):
+    for name, other in named:
+        if not (is_on_host(other) or cuda.has(other)):
             raise NotImplementedError(
-                f"{name!r} lies on {each.device}: there is no path for tensors of such a device, and mpidist copies "
+                f"{name!r} lies on {other.device}: there is no path for tensors of such a device, and mpidist copies "
                 "nothing unasked. staging='host' reduces them through host memory, which takes two copies a step; "
                 "model.cpu() trains on the host"
             )
-        if each.device != tensor.device:
+        if other.device != tensor.device:
             raise ValueError(
-                f"{first!r} lies on {tensor.device}, and {name!r} on {each.device}: they are reduced together where "
+                f"{first!r} lies on {tensor.device}, and {name!r} on {other.device}: they are reduced together where "
                 "all lie on one device; move the model as a whole, as by model.to(device), or pass staging='host'"
             )
     if cuda.has(tensor):
