@@ -263,7 +263,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         destinations: Sequence[Any] | None,
         options: CommunicationOptions,
     ) -> list[Any]:
-        engine, op, names = self._engine(options), reduce_op.verb, _names(destinations)
+        engine, op, names = self._engine(options), reduce_op.verb, names_of(destinations)
         if self.num_packs:
             return engine(values, op, names)
         labels = [None] * len(values) if names is None else [[name] for name in names]
@@ -467,8 +467,13 @@ class ValueName(str):
         return str(self)
 
 
-def _names(destinations: Sequence[Any] | None) -> list[str] | None:
-    """Return how messages call the values: by the variables that they are for; None when there are none."""
+def value_names(names: Sequence[str] | None) -> list[ValueName] | None:
+    """Return what goes in the place of the destinations of values of these names; None where they have none."""
+    return None if names is None else [*map(ValueName, names)]
+
+
+def names_of(destinations: Sequence[Any] | None) -> list[str] | None:
+    """Return how messages call the values: by the variables that they are for; None when there are none.  Local."""
     named = (DistributedVariable, ValueName)
     if destinations is None or not any(isinstance(each, named) for each in destinations):
         return None

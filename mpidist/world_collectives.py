@@ -16,7 +16,7 @@ from mpidist.collectives.persistent import Bound
 from mpidist.collectives.persistent_all_reduce import PersistentAllReduce
 from mpidist.collectives.persistent_collective import PersistentCollective
 from mpidist.collectives.reductions.adjustment import Adjustment
-from mpidist.collectives.structures import of_leaves
+from mpidist.collectives.structures import Paths, of_leaves, one_by_one
 from mpidist.options import ReduceOp
 from mpidist.world import launched_communicator, world_communicator
 
@@ -65,8 +65,9 @@ def all_reduce(
     """
     adjustment = Adjustment(prescale, postscale, none_as_zeros)
 
-    def collective(given: list[Any]) -> list[Any]:
-        return launched_communicator().all_reduce_list(given, ReduceOp.parse(op).verb, adjustment, timeout_seconds)
+    def collective(given: list[Any], paths: Paths) -> list[Any]:
+        ranks, verb = launched_communicator(), ReduceOp.parse(op).verb
+        return ranks.all_reduce_list(given, verb, adjustment, timeout_seconds, paths)
 
     return of_leaves(value, _array_or_none if none_as_zeros else _array, collective)
 
@@ -143,8 +144,9 @@ def broadcast(value: Any, root: int = 0, *, timeout_seconds: float | None = None
     """
     communicator = world_communicator()
 
-    def collective(given: list[Any]) -> list[Any]:
-        return [communicator.broadcast_copy(each, root, timeout_seconds) for each in given]
+    def collective(given: list[Any], paths: Paths) -> list[Any]:
+        leaves = one_by_one(given, paths)
+        return [communicator.broadcast_copy(leaf, root, timeout_seconds, compared) for leaf, compared in leaves]
 
     return of_leaves(value, _array, collective)
 
@@ -241,11 +243,13 @@ def all_reduce_init(
     communicator, verb = launched_communicator(), ReduceOp.parse(op).verb
     adjustment = Adjustment(prescale, postscale, none_as_zeros)
 
-    def bind(examples: list[Any]) -> Bound | None:
-        return communicator.engine().bind(examples, verb, timeout_seconds, adjustment) if examples else None
+    def bind(examples: list[Any], paths: Paths) -> Bound | None:
+        if not examples:
+            return None
+        return communicator.engine().bind(examples, verb, timeout_seconds, adjustment, paths)
 
-    def reduce(given: list[Any]) -> list[Any]:
-        return communicator.all_reduce_list(given, verb, timeout_seconds=timeout_seconds)
+    def reduce(given: list[Any], paths: Paths) -> list[Any]:
+        return communicator.all_reduce_list(given, verb, timeout_seconds=timeout_seconds, names=paths)
 
     return PersistentAllReduce(bind, reduce, like, _array, adjustment, verb)
 
@@ -256,7 +260,7 @@ def all_gather_init(like: Any, axis: int = 0, *, timeout_seconds: float | None =
     Text has one width on all ranks.
     """
     ranks = world_communicator()
-    return _bound(like, lambda leaf: ranks.all_gather_init(leaf, axis), timeout_seconds)
+    return _bound(like, lambda leaf, paths: ranks.all_gather_init(leaf, axis, paths), timeout_seconds)
 
 
 def gather_init(
@@ -267,7 +271,7 @@ def gather_init(
     Text has one width on all ranks.
     """
     ranks = world_communicator()
-    return _bound(like, lambda leaf: ranks.gather_init(leaf, root, axis), timeout_seconds)
+    return _bound(like, lambda leaf, paths: ranks.gather_init(leaf, root, axis, paths), timeout_seconds)
 
 
 def reduce_scatter_init(
@@ -275,13 +279,13 @@ def reduce_scatter_init(
 ) -> PersistentCollective:
     """Return the `reduce_scatter` of values like this one.  Local."""
     ranks, verb = world_communicator(), ReduceOp.parse(op).verb
-    return _bound(like, lambda leaf: ranks.reduce_scatter_init(leaf, verb), timeout_seconds)
+    return _bound(like, lambda leaf, paths: ranks.reduce_scatter_init(leaf, verb, paths), timeout_seconds)
 
 
 def broadcast_init(like: Any, root: int = 0, *, timeout_seconds: float | None = None) -> PersistentCollective:
     """Return the `broadcast` of values like this one.  Local."""
     ranks = world_communicator()
-    return _bound(like, lambda leaf: ranks.broadcast_init(leaf, root), timeout_seconds)
+    return _bound(like, lambda leaf, paths: ranks.broadcast_init(leaf, root, paths), timeout_seconds)
 
 
 def all_to_all_init(
@@ -307,8 +311,10 @@ def receive_init(like: Any, source: int) -> BoundReceive:
     return world_communicator().receive_init(_array(like), source)
 
 
-def _bound(like: Any, bind: Callable[[Any], Bound], timeout_seconds: float | None) -> PersistentCollective:
-    bounds = [bind(_array(leaf)) for leaf in nest.flatten(like)]
+def _bound(
+    like: Any, bind: Callable[[Any, tuple[str, ...]], Bound], timeout_seconds: float | None
+) -> PersistentCollective:
+    bounds = [bind(_array(leaf), paths) for leaf, paths in one_by_one(*nest.with_paths(like))]
     for bound in bounds:
         bound.timeout_seconds = timeout_seconds
     return PersistentCollective(bounds, like, _array)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mpidist.collectives.mismatch import Description
+from mpidist.collectives.mismatch import Description, fact
 
 #: What `fact` returned, and what to do where it differs.
 FactsAndAdvice = tuple[Sequence[tuple[str, str, tuple[int, ...]]], str]
@@ -59,6 +59,14 @@ class Call:
         facts, advice = self._say_more()
         more = [[label, dtype, list(shape)] for label, dtype, shape in facts]
         return {**self._described, "tensors": [*self._described["tensors"], *more], "advice": advice}
+
+
+def call_of_leaf(name: str, dtype: Any, shape: Sequence[int], paths: Sequence[str] = ()) -> Call:
+    """Return the call of that name for one array.
+
+    `paths` are those of all leaves of the structure whose first one it is.
+    """
+    return Call(name, [("", dtype, shape), *(fact(f"leaf {at}", path) for at, path in enumerate(paths))])
 
 
 def _summary(description: Description) -> str:

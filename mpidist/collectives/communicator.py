@@ -283,6 +283,7 @@ class Communicator:
         op: str = "sum",
         adjustment: Adjustment = AS_IT_IS,
         timeout_seconds: float | None = None,
+        names: tuple[str, ...] | None = None,
     ) -> list[Any]:
         """Return the arrays of a list reduced over all ranks in one fused call, as new ones that are the caller's.
 
@@ -296,12 +297,14 @@ class Communicator:
             ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
         adjustment : Adjustment
         timeout_seconds : float, optional
+        names : tuple of str, optional
+            Of the arrays; ranks compare them.
 
         Raises
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError, ValueError
         """
-        return reduce_list(self, tensors, op, adjustment, timeout_seconds)
+        return reduce_list(self, tensors, op, adjustment, timeout_seconds, names)
 
     def all_reduce_init(
         self,
@@ -342,7 +345,9 @@ class Communicator:
         adjustment = Adjustment(prescale, postscale, none_as_zeros)
         return self.engine(algorithm=algorithm).bind(like, op, timeout_seconds, adjustment)
 
-    def reduce_scatter(self, array: Any, op: str = "sum", timeout_seconds: float | None = None) -> Any:
+    def reduce_scatter(
+        self, array: Any, op: str = "sum", timeout_seconds: float | None = None, paths: tuple[str, ...] = ()
+    ) -> Any:
         """Return this rank's rows of the reduced array: of n rows those from r * n // size to (r + 1) * n // size.
 
         Collective: every rank calls it in the same order, with arrays of the same shape and dtype.
@@ -354,6 +359,8 @@ class Communicator:
         op : str
             ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
         timeout_seconds : float, optional
+        paths : tuple of str
+            Of all leaves of the structure whose first one this array is; ranks compare them.
 
         Returns
         -------
@@ -361,10 +368,12 @@ class Communicator:
             The caller's own.  Means of integers are float64; 16-bit floats are reduced in float32 and rounded once.
         """
         array = self._as_array(array)
-        key = ("reduce_scatter", op, type(array), array.dtype, array.shape)
-        return self.bindings.call(key, self._arrays.bind_reduce_scatter, (array, op), array, timeout_seconds)
+        key = ("reduce_scatter", op, type(array), array.dtype, array.shape, paths)
+        return self.bindings.call(key, self._arrays.bind_reduce_scatter, (array, op, paths), array, timeout_seconds)
 
-    def all_gather(self, array: Any, axis: int = 0, timeout_seconds: float | None = None) -> Any:
+    def all_gather(
+        self, array: Any, axis: int = 0, timeout_seconds: float | None = None, paths: tuple[str, ...] = ()
+    ) -> Any:
         """Return the arrays of all ranks, joined along `axis` in rank order.
 
         Collective: every rank calls it in the same order.
@@ -375,15 +384,24 @@ class Communicator:
             Ranks may differ in the length of `axis`, text in its width, and in nothing else.
         axis : int
         timeout_seconds : float, optional
+        paths : tuple of str
+            As for `reduce_scatter`.
         """
         array = self._as_array(array)
         if array.dtype.kind in "SU":
             array = self._widened(array, "all_gather", timeout_seconds)
         others = array.shape[1:] if axis == 0 else (axis, array.shape[:axis], array.shape[axis:][1:])
-        key = ("all_gather", type(array), array.dtype, array.ndim, others)
-        return self.bindings.call(key, self._arrays.bind_gather, (array, axis, None), array, timeout_seconds)
+        key = ("all_gather", type(array), array.dtype, array.ndim, others, paths)
+        return self.bindings.call(key, self._arrays.bind_gather, (array, axis, None, paths), array, timeout_seconds)
 
-    def gather(self, array: Any, root: int = 0, axis: int = 0, timeout_seconds: float | None = None) -> Any:
+    def gather(
+        self,
+        array: Any,
+        root: int = 0,
+        axis: int = 0,
+        timeout_seconds: float | None = None,
+        paths: tuple[str, ...] = (),
+    ) -> Any:
         """Return the arrays of all ranks, joined along `axis` in rank order, on rank `root`; None on the others.
 
         Collective: every rank calls it in the same order.
@@ -394,13 +412,15 @@ class Communicator:
             Ranks may differ in the length of `axis`, text in its width, and in nothing else.
         root, axis : int
         timeout_seconds : float, optional
+        paths : tuple of str
+            As for `reduce_scatter`.
         """
         array = self._as_array(array)
         if array.dtype.kind in "SU":
             array = self._widened(array, "gather", timeout_seconds)
         others = array.shape[:axis], array.shape[axis:][1:]
-        key = ("gather", root, axis, type(array), array.dtype, array.ndim, others)
-        return self.bindings.call(key, self._arrays.bind_gather, (array, axis, root), array, timeout_seconds)
+        key = ("gather", root, axis, type(array), array.dtype, array.ndim, others, paths)
+        return self.bindings.call(key, self._arrays.bind_gather, (array, axis, root, paths), array, timeout_seconds)
 
     def all_to_all(
         self, array: Any, splits: Sequence[int] | None = None, timeout_seconds: float | None = None
@@ -455,14 +475,17 @@ class Communicator:
         key = ("broadcast", root, type(array), array.dtype, array.shape)
         self.bindings.call(key, self._arrays.bind_broadcast, (array, root, True), array, timeout_seconds)
 
-    def broadcast_copy(self, array: Any, root: int = 0, timeout_seconds: float | None = None) -> Any:
+    def broadcast_copy(
+        self, array: Any, root: int = 0, timeout_seconds: float | None = None, paths: tuple[str, ...] = ()
+    ) -> Any:
         """Return a new array with the values of rank `root`; all ranks give arrays of the same shape and dtype.
 
-        Collective: every rank calls it in the same order.
+        Collective: every rank calls it in the same order.  `paths` as for `reduce_scatter`.
         """
         array = self._as_array(array)
-        key = ("broadcast_copy", root, type(array), array.dtype, array.shape)
-        return self.bindings.call(key, self._arrays.bind_broadcast, (array, root), array, timeout_seconds)
+        key = ("broadcast_copy", root, type(array), array.dtype, array.shape, paths)
+        bind = self._arrays.bind_broadcast
+        return self.bindings.call(key, bind, (array, root, False, paths), array, timeout_seconds)
 
     # -- from one rank to another --------------------------------------------------------------------------------------
 
@@ -516,27 +539,27 @@ class Communicator:
 
     # -- bound once, called or started every step: see `Bound` ----------------------------------------------------
 
-    def all_gather_init(self, like: Any, axis: int = 0) -> Bound:
+    def all_gather_init(self, like: Any, axis: int = 0, paths: tuple[str, ...] = ()) -> Bound:
         """Return the `all_gather` of arrays like this one, of any length of `axis`.  Local.
 
         Text has one width on all ranks.
         """
-        return self._arrays.bind_gather(like, axis, None)
+        return self._arrays.bind_gather(like, axis, None, paths)
 
-    def gather_init(self, like: Any, root: int = 0, axis: int = 0) -> Bound:
+    def gather_init(self, like: Any, root: int = 0, axis: int = 0, paths: tuple[str, ...] = ()) -> Bound:
         """Return the `gather` of arrays like this one, of any length of `axis`.  Local.
 
         Text has one width on all ranks.
         """
-        return self._arrays.bind_gather(like, axis, root)
+        return self._arrays.bind_gather(like, axis, root, paths)
 
-    def reduce_scatter_init(self, like: Any, op: str = "sum") -> Bound:
+    def reduce_scatter_init(self, like: Any, op: str = "sum", paths: tuple[str, ...] = ()) -> Bound:
         """Return the `reduce_scatter` of arrays like this one.  Local."""
-        return self._arrays.bind_reduce_scatter(like, op)
+        return self._arrays.bind_reduce_scatter(like, op, paths)
 
-    def broadcast_init(self, like: Any, root: int = 0) -> Bound:
+    def broadcast_init(self, like: Any, root: int = 0, paths: tuple[str, ...] = ()) -> Bound:
         """Return the `broadcast_copy` of arrays like this one.  Local."""
-        return self._arrays.bind_broadcast(like, root)
+        return self._arrays.bind_broadcast(like, root, False, paths)
 
     def all_to_all_init(self, like: Any, splits: Sequence[int] | None = None) -> Bound | SplitRows:
         """Return the `all_to_all` of arrays like this one, of any number of rows.  Local.

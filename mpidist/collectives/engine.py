@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 #: Of how many lengths the last list is known, and for how many operations and deadlines.
 _KEPT_LENGTHS, _KEPT_DEADLINES = 256, 64
 
-#: What reduces a list like one that was reduced before; None, and nothing done, for another one.
-Repeat = Callable[[Sequence[Any]], list[Any] | None]
+#: ``repeat(tensors, names)`` reduces a list like one that was reduced before; None, and nothing done, for another one.
+Repeat = Callable[..., list[Any] | None]
 
 
-def no_repeat(tensors: Sequence[Any]) -> None:
+def no_repeat(tensors: Sequence[Any], names: tuple[str, ...] | None = None) -> None:
     """Know of no list."""
 
 
@@ -121,6 +121,7 @@ class Engine:
         op: str = "sum",
         timeout_seconds: float | None = None,
         adjustment: Adjustment = AS_IT_IS,
+        names: Sequence[str] | None = None,
     ) -> Bound:
         """Return the all-reduce of lists like this one, however they lie in memory, to be called any number of times.
 
@@ -129,7 +130,7 @@ class Engine:
 
         Parameters
         ----------
-        tensors, op, timeout_seconds
+        tensors, op, timeout_seconds, names
             As for a call.
         adjustment : Adjustment
             Factors, and whether an array that is None counts as zeros.
@@ -143,7 +144,8 @@ class Engine:
         """
         prescale, postscale, none_as_zeros = adjustment
         seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
-        question = Question(op, None, self._bytes_per_pack, self._algorithm, False, prescale, postscale)
+        labels = None if names is None else tuple(names)
+        question = Question(op, labels, self._bytes_per_pack, self._algorithm, False, prescale, postscale)
         zeros = Zeros(tensors, op) if none_as_zeros else None
         found = bind_list(self._ranks, tensors, question, seconds, in_memory_order=False, any_strides=True, zeros=zeros)
         found.timeout_seconds = seconds

@@ -15,7 +15,7 @@ import numpy
 
 from mpidist import arrays
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.call import Call
+from mpidist.collectives.call import Call, call_of_leaf
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.mismatch import mismatch_error
@@ -41,10 +41,11 @@ class GroupCommunicator(Communicator):
 
     # -- on values whose shapes are the group's own affair ------------------------------------------------------------
 
-    def all_reduce_here(self, array: Any, op: str = "sum") -> Any:
+    def all_reduce_here(self, array: Any, op: str = "sum", paths: Sequence[str] = ()) -> Any:
         """Return an array reduced over the ranks of the group; groups may differ in its shape.
 
-        `op` and dtypes are those of the engine: the mean of integers is a float64.
+        `op` and dtypes are those of the engine: the mean of integers is a float64.  `paths` are those of all leaves of
+        the structure whose first one the array is; the ranks of a group compare them.
 
         Collective: every rank of every group calls it in the same order.  CollectiveMismatchError in a group whose
         ranks gave arrays of different shapes.
@@ -59,7 +60,7 @@ class GroupCommunicator(Communicator):
 
         def move(watch: Watch) -> None:
             if self.size > 1:
-                self._compare_shapes(name, array.dtype, array.shape, watch)
+                self._compare_shapes(name, array.dtype, array.shape, paths, watch)
             way = self.way(work.nbytes, None, not arrays.is_device(work))
             bound = self.reduction(way, everything, everything, (work.dtype,) * 3, reduction, kind=work)
             bound.run(watch, (flat,), (flat,))
@@ -69,7 +70,7 @@ class GroupCommunicator(Communicator):
             work /= self.size
         return work.astype(result, copy=False)
 
-    def all_gather_here(self, array: Any, axis: int) -> Any:
+    def all_gather_here(self, array: Any, axis: int, paths: Sequence[str] = ()) -> Any:
         """Return the arrays of the ranks of the group, joined along `axis`; groups may differ in all lengths.
 
         Collective: every rank of every group calls it in the same order.  CollectiveMismatchError in a group whose
@@ -82,7 +83,7 @@ class GroupCommunicator(Communicator):
 
         def move(watch: Watch) -> Any:
             if self.size > 1:
-                self._compare_shapes(name, array.dtype, others, watch)
+                self._compare_shapes(name, array.dtype, others, paths, watch)
             return plain.gather(self.transport, array, watch, axis)
 
         return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None)
@@ -117,9 +118,9 @@ class GroupCommunicator(Communicator):
         else:
             self.transport.wait([self.transport.receive(array, root)], watch)
 
-    def _compare_shapes(self, name: str, dtype: Any, shape: Sequence[int], watch: Watch) -> None:
-        """Raise on all ranks of the group unless they gave arrays of one shape."""
-        description = Call(name, [("", dtype, shape)]).description
+    def _compare_shapes(self, name: str, dtype: Any, shape: Sequence[int], paths: Sequence[str], watch: Watch) -> None:
+        """Raise on all ranks of the group unless they gave arrays of one shape, and structures of the same paths."""
+        description = call_of_leaf(name, dtype, shape, paths).description
         answers = self.transport.exchange(json.dumps(description).encode(), watch)
         if len(set(answers)) > 1:
             error = mismatch_error([json.loads(raw) for raw in answers], watch.call, self.rank)

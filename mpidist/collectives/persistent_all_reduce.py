@@ -11,6 +11,7 @@ from mpidist import nest
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent import UnlikeArraysError
 from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment, adjusted
+from mpidist.collectives.structures import Paths
 
 
 class BoundAllReduce(Protocol):
@@ -29,9 +30,9 @@ class PersistentAllReduce:
     Parameters
     ----------
     bind : callable
-        ``bind(arrays)`` returns the bound all-reduce of lists like this one, or None where none can be bound.
+        ``bind(arrays, paths)`` returns the bound all-reduce of lists like this one, or None where none can be bound.
     reduce : callable
-        ``reduce(arrays)`` reduces a list where none is bound.
+        ``reduce(arrays, paths)`` reduces a list where none is bound.
     like : array, or nested tuples, lists and dicts of arrays
         Its shapes and dtypes count; no reference to it is kept.
     array_of : callable
@@ -43,20 +44,21 @@ class PersistentAllReduce:
 
     def __init__(
         self,
-        bind: Callable[[list[Any]], BoundAllReduce | None],
-        reduce: Callable[[list[Any]], list[Any]],
+        bind: Callable[[list[Any], Paths], BoundAllReduce | None],
+        reduce: Callable[[list[Any], Paths], list[Any]],
         like: Any,
         array_of: Callable[[Any], Any],
         adjustment: Adjustment = AS_IT_IS,
         op: str = "sum",
     ) -> None:
-        leaves, self._array_of = nest.flatten(like), array_of
+        leaves, paths = nest.with_paths(like)
+        self._array_of = array_of
         examples = [array_of(leaf) for leaf in leaves]
         self._signatures = [(each.dtype, each.shape) for each in examples]
         self._structure = nest.numbered(like)
         self._is_list = type(like) is list and self._structure == list(range(len(leaves)))
         self._none_as_zeros = adjustment.none_as_zeros
-        self._bound = bind(examples) or _Unbound(adjusted(reduce, examples, op, adjustment))
+        self._bound = bind(examples, paths) or _Unbound(adjusted(reduce, examples, op, adjustment, paths))
 
     def __call__(self, value: Any) -> Any:
         """Reduce a value like the one that this was made for.

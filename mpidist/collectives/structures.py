@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 from mpidist import arrays, nest
 
+#: The paths of the leaves in their structure, which ranks compare; None where there is nothing but their number.
+Paths = tuple[str, ...] | None
 
-def of_leaves(value: Any, array_of: Callable[[Any], Any], collective: Callable[[list[Any]], Sequence[Any]]) -> Any:
+
+def of_leaves(
+    value: Any, array_of: Callable[[Any], Any], collective: Callable[[list[Any], Paths], Sequence[Any]]
+) -> Any:
     """Return a value like the one given, with what a collective makes of its arrays.
 
     Collective as `collective` is.
@@ -19,11 +25,16 @@ def of_leaves(value: Any, array_of: Callable[[Any], Any], collective: Callable[[
     array_of : callable
         ``array_of(leaf)``; it raises for what is no array.  All leaves are converted before anything is sent.
     collective : callable
-        ``collective(arrays)`` returns as many results.
+        ``collective(arrays, paths)`` returns as many results.
     """
-    leaves = nest.flatten(value)
-    results = collective([array_of(leaf) for leaf in leaves])
+    leaves, paths = nest.with_paths(value)
+    results = collective([array_of(leaf) for leaf in leaves], paths)
     return nest.pack(value, [like_given(*pair) for pair in zip(results, leaves, strict=True)])
+
+
+def one_by_one(leaves: Sequence[Any], paths: Paths) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Return the leaves for calls of their own: the first with the paths of all, which it compares, others without."""
+    return zip(leaves, chain([paths or ()], repeat(())), strict=False)
 
 
 def like_given(result: Any, given: Any) -> Any:

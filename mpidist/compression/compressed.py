@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.arrays import is_device, is_known
+from mpidist.arrays import is_device, is_known, plain
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.handle import Handle, together
 from mpidist.collectives.persistent import Bound
@@ -64,6 +64,7 @@ class CompressedAllReduce:
         compression: Compression,
         names: Sequence[str] | None = None,
     ) -> None:
+        like = list(map(plain, like))
         _check(like, op, compression, names)
         self._communicator, self._op, self._names = communicator, op, names
         self._signatures = list(map(_signature, like))
@@ -110,6 +111,7 @@ class CompressedAllReduce:
         Collective: every rank starts, or calls, its collectives in the same order.  The arrays must not change before
         `wait` returns.  Errors as for a call, and RuntimeError where it is under way already.
         """
+        arrays = list(map(plain, arrays))
         found = list(map(_signature, arrays))
         if found != self._signatures:
             raise ValueError(

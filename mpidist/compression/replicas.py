@@ -92,6 +92,6 @@ def all_reduce_init(reduce_op: ReduceOp | str, like: Any, compression: Compressi
             f"{type(context.get_strategy()).__name__} does not reduce over one replica a rank, so nothing is "
             "compressed there; use MultiWorkerMirroredStrategy, or all_reduce_init of the replica context"
         )
-    leaves = [to_array(leaf) for leaf in nest.flatten(like)]
-    op = ReduceOp.of_gradients(reduce_op).verb
-    return CompressedReplicaAllReduce(CompressedAllReduce(communicator, leaves, op, compression), like)
+    leaves, paths = nest.with_paths(like)
+    examples, op = [*map(to_array, leaves)], ReduceOp.of_gradients(reduce_op).verb
+    return CompressedReplicaAllReduce(CompressedAllReduce(communicator, examples, op, compression, paths), like)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 from autograd.extend import defjvp, defvjp, primitive
 
+from mpidist.arrays import to_array
 from mpidist.collectives.exchange import plain
 from mpidist.frameworks.replicas import replicas_in_force
 from mpidist.options import ReduceOp
@@ -48,7 +48,7 @@ def all_reduce(x: Any, op: str | ReduceOp = "sum") -> Any:
 
 @primitive
 def _all_reduce(x: Any, op: str) -> Any:
-    array = numpy.asarray(x)
+    array = to_array(x)
     replicas = replicas_in_force()
     (result,) = replicas.bind([array], op, [f"x of mpidist.autograd.all_reduce({op})"]).start([array]).wait()
     return result if array.ndim else result[()]
@@ -86,12 +86,12 @@ def all_gather(x: Any, axis: int = 0) -> Any:
 
 @primitive
 def _all_gather(x: Any, axis: int) -> Any:
-    array = numpy.asarray(x)
+    array = to_array(x)
     return replicas_in_force().communicator.all_gather(array, plain.checked_axis(array, axis))
 
 
 def _own_part(answer: Any, x: Any, axis: int) -> Callable[[Any], Any]:
-    replicas, axis = replicas_in_force(), plain.checked_axis(numpy.asarray(x), axis)
+    replicas, axis = replicas_in_force(), plain.checked_axis(to_array(x), axis)
     own = (*[slice(None)] * axis, replicas.own_part(x.shape[axis]))
     return lambda g: _all_reduce(g, "sum")[own]
 

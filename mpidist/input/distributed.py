@@ -30,9 +30,9 @@ class DistributedDataset:
     the next epoch, with a shuffle of its own, from its beginning.
 
     Iterating is Local for data sets of arrays and files.  It is Collective (every rank iterates, in the same order)
-    where a generator or somebody else's batches are read, or elements filtered, which are compared at every step, and
-    where ranks have rows of their own (FILE, OFF, `distribute_datasets_from_function`), of which one may be out before
-    the others.
+    where a generator or somebody else's batches are read, or elements filtered, which are compared at every step; where
+    `map` behind `batch` makes another number of rows, which is compared then; and where ranks have rows of their own
+    (FILE, OFF, `distribute_datasets_from_function`), of which one may be out before the others.
 
     Parameters
     ----------

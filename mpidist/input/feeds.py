@@ -15,7 +15,7 @@ from mpidist.collectives.mismatch import fact
 from mpidist.errors import InputError
 from mpidist.input import structure
 from mpidist.input.agreement import Agreement, watched
-from mpidist.input.mapping import maps_rows
+from mpidist.input.mapping import maps_batches, maps_rows
 from mpidist.input.sharding import MeasuredPart, RowPart, Share
 from mpidist.input.sources import Foreign
 from mpidist.input.stage import Stage
@@ -113,10 +113,11 @@ class ExactFeed(Feed):
         self._part = part
         self._watched = watched(stage) if agreement.needed else []
         self._maps_rows = stage.indexed and maps_rows(stage)
+        self._maps_batches = agreement.needed and maps_batches(stage)
         self._dtypes: dict[str, str] | None = None
 
     def open(self, position: InputPosition) -> Iterator[tuple[Any, Any]]:
-        walk = Walk(position.read)
+        walk, before = Walk(position.read), position.offset
         for offset, item in walk.through(self._stage.batches_from(position.epoch, position.offset)):
             part = MeasuredPart(self._part.replica_id, self._part.num_replicas)
             read = None if self._foreign is None else walk.read(self._foreign)
@@ -125,7 +126,11 @@ class ExactFeed(Feed):
             dtypes = structure.map_leaves(structure.dtype_name, batch) if self._watched else ""
             if self._maps_rows:
                 self._require_dtypes(batch)
-            yield batch, (offset, read, (seen, dtypes), self._share(batch, part))
+            # what a function makes of a batch is each rank's own to know; indexed data sets send nothing else
+            size = offset - before if self._stage.by_row else self._stage.batch_size
+            rows = part.rows if self._watched or (self._maps_batches and part.rows != size) else None
+            yield batch, (offset, read, (seen, dtypes, rows), self._share(batch, part))
+            before = offset
 
     def _require_dtypes(self, batch: Any) -> None:
         """Raise InputError unless a batch has the dtypes of the first row, which every rank maps.  Local.
@@ -164,13 +169,14 @@ class ExactFeed(Feed):
         return Share(part.rows, part.rows % part.num_replicas == 0)
 
     def agreed(self, batch: Any, note: Any, position: InputPosition) -> tuple[Any, InputPosition, Share | None]:
-        if self._watched:
-            seen, dtypes = ([], "") if batch is END else note[2]
+        seen, dtypes, rows = ([], "", None) if batch is END else note[2]
+        if self._watched or rows is not None:
             read = "none: the data set has ended" if batch is END else " ".join(f"{each:#010x}" for each in seen)
             facts = [
                 fact("step", position.step),
                 fact(f"checksum of what was read for step {position.step}", read),
                 fact("dtypes, one for all elements of an array", dtypes),
+                fact("rows of the global batch", rows),
             ]
             self.agreement.compare("next batch of a distributed data set", facts)
         if batch is END:

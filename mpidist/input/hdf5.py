@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from functools import cached_property
 from typing import Any
@@ -23,21 +24,26 @@ _CHUNKS, _MOST_CACHE_BYTES, _SLOTS = 4, 1 << 26, 521
 
 
 class OpenFiles:
-    """The files of one data set that are open: those that were used last."""
+    """The files of one data set that are open: those that were used last.
+
+    Several threads may ask for them: each iterator with `prefetch` has one.
+    """
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
 
     def arrays(self, path: str, names: Any) -> Any:
         """Return the arrays (h5py.Dataset) of a file; all at its top where `names` is None."""
-        if path in self._open:
-            self._open.move_to_end(path)
-            return self._open[path]
-        file = h5py().File(path, "r")
-        self._open[path] = found = structure.map_leaves(lambda name: _array(file, name), names or _at_top(file))
-        if len(self._open) > _MOST_OPEN:
-            self._open.popitem(last=False)  # h5py closes a file when nothing refers to it
-        return found
+        with self._lock:
+            if path in self._open:
+                self._open.move_to_end(path)
+                return self._open[path]
+            file = h5py().File(path, "r")
+            self._open[path] = found = structure.map_leaves(lambda name: _array(file, name), names or _at_top(file))
+            if len(self._open) > _MOST_OPEN:
+                self._open.popitem(last=False)  # h5py closes a file when nothing refers to it
+            return found
 
 
 class Hdf5Table(Table):

@@ -115,6 +115,11 @@ def maps_rows(stage: Stage) -> bool:
     return any(map(maps_rows, stage.children))
 
 
+def maps_batches(stage: Stage) -> bool:
+    """Return whether a function works on whole batches, which may have another number of rows afterwards."""
+    return (isinstance(stage, Map) and stage.batched and not stage.by_rows) or any(map(maps_batches, stage.children))
+
+
 def _called(kind: str, function: Callable[..., Any], element: Any, place: Callable[[], str]) -> Any:
     """Return the result of a user's function on an element; InputError names both if it fails."""
     try:

@@ -6,6 +6,8 @@ A list is not a structure but one array, as in TensorFlow: ``([1.0], [2.0])`` is
 from __future__ import annotations
 
 import functools
+import sys
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -203,6 +205,10 @@ def outline(batch: Any) -> Any:
     """Return structure, dtypes and shapes of rows of a batch, for JSON.  Local."""
     if isinstance(batch, dict):
         return {"dict": [[key, outline(item)] for key, item in batch.items()]}
+    if hasattr(batch, "_fields"):
+        kind = type(batch)
+        named = [kind.__module__, kind.__qualname__, batch._fields]
+        return {"named": named, "tuple": [outline(item) for item in batch]}
     if isinstance(batch, (list, tuple)):
         return {"list" if isinstance(batch, list) else "tuple": [outline(item) for item in batch]}
     dtype = numpy.dtype(batch.dtype)
@@ -215,8 +221,17 @@ def without_rows(outlined: Any) -> Any:
         return {key: without_rows(item) for key, item in outlined["dict"]}
     for kind in (list, tuple):
         if kind.__name__ in outlined:
-            return kind(map(without_rows, outlined[kind.__name__]))
+            parts = map(without_rows, outlined[kind.__name__])
+            return _named_tuple(*outlined["named"])(*parts) if "named" in outlined else kind(parts)
     return numpy.empty((0, *outlined["row"]), outlined["dtype"])
+
+
+def _named_tuple(module: str, name: str, fields: Sequence[str]) -> Any:
+    """Return the type of named tuples, as this process has it; one of these fields where it has none of that name."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if getattr(found, "_fields", None) == tuple(fields) else namedtuple(name.split(".")[-1], fields)
 
 
 def row(batch: Any, number: int) -> Any:

@@ -18,8 +18,9 @@ import numpy
 from mpidist import arrays, context
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.engine import Repeat, no_repeat
-from mpidist.collectives.structures import like_given, of_leaves
+from mpidist.collectives.structures import Paths, like_given, of_leaves
 from mpidist.context import T
+from mpidist.cross_device_ops import value_names
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies import distribution
 from mpidist.strategies.bound_collectives import BoundCollectives
@@ -27,7 +28,7 @@ from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.input_methods import InputMethods
 from mpidist.strategies.keras_hook import keras_hook
 from mpidist.strategies.mirrored_extended import MirroredExtended
-from mpidist.strategies.replica_collectives import ReplicaCollectives, broadcast_value
+from mpidist.strategies.replica_collectives import ReplicaCollectives, broadcast_value, by_leaf
 from mpidist.variables.components import component, dense_component
 
 if TYPE_CHECKING:
@@ -387,7 +388,7 @@ class ReplicaContext(ReplicaCollectives):
             results = repeat(value)
             if results is not None:
                 return results
-        return self._reduce(ReduceOp.parse(reduce_op), value, options)
+        return self._reduce(ReduceOp.parse(reduce_op), value, options, repeat)
 
     def _repeat(self, reduce_op: ReduceOp | str, options: CommunicationOptions | None) -> Repeat:
         """Return what reduces a list like one that was reduced before.  Local."""
@@ -397,12 +398,19 @@ class ReplicaContext(ReplicaCollectives):
             self._repeats[reduce_op] = found
         return found
 
-    def _reduce(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None) -> Any:
-        """Reduce a nested structure unlike those before.  Collective."""
+    def _reduce(self, reduce_op: ReduceOp, value: Any, options: CommunicationOptions | None, repeat: Repeat) -> Any:
+        """Reduce a nested structure, or a list unlike those before.  Collective."""
         extended = self.strategy.extended
         if type(value) is list and set(map(type, value)) == _ARRAYS:
             return extended.reduce_arrays(reduce_op, value, options)
-        return of_leaves(value, component, lambda arrays: extended.reduce_arrays(reduce_op, arrays, options))
+
+        def collective(arrays: list[Any], paths: Paths) -> list[Any]:
+            results = repeat(arrays, paths)
+            if results is None:
+                results = extended.reduce_arrays(reduce_op, arrays, options, value_names(paths))
+            return results
+
+        return of_leaves(value, component, collective)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Return the values of all replicas joined along `axis`, in replica order; a nested structure leaf by leaf.
@@ -426,7 +434,7 @@ class ReplicaContext(ReplicaCollectives):
         extended = self.strategy.extended
         if type(value) is numpy.ndarray:  # the quick way for the commonest case
             return extended.gather_array(value, axis, options)
-        return self._by_leaf(value, "all_gather", lambda leaf: extended.gather_array(leaf, axis, options))
+        return by_leaf(value, "all_gather", lambda leaf, paths: extended.gather_array(leaf, axis, options, paths))
 
     def merge_call(
         self, merge_fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

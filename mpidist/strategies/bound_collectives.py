@@ -10,6 +10,8 @@ from mpidist.arrays import plain
 from mpidist.collectives.persistent_all_reduce import PersistentAllReduce
 from mpidist.collectives.persistent_collective import PersistentCollective
 from mpidist.collectives.reductions.adjustment import Adjustment
+from mpidist.collectives.structures import Paths, one_by_one
+from mpidist.cross_device_ops import value_names
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.variables import IndexedSlices
 from mpidist.variables.components import component, dense_component
@@ -72,11 +74,13 @@ class BoundCollectives:
         adjustment = Adjustment(prescale, postscale, none_as_zeros)
         engine, op = extended.engine(options), reduce_op.verb
 
-        def bind(examples: list[Any]) -> Any:
-            return engine.bind(examples, op, adjustment=adjustment) if engine is not None and examples else None
+        def bind(examples: list[Any], paths: Paths) -> Any:
+            if engine is None or not examples:
+                return None
+            return engine.bind(examples, op, adjustment=adjustment, names=paths)
 
-        def reduce(arrays: list[Any]) -> list[Any]:
-            found: list[Any] = extended.reduce_arrays(reduce_op, arrays, options) if arrays else []
+        def reduce(arrays: list[Any], paths: Paths) -> list[Any]:
+            found: list[Any] = extended.reduce_arrays(reduce_op, arrays, options, value_names(paths)) if arrays else []
             return found
 
         return PersistentAllReduce(bind, reduce, like, _array_of, adjustment, op)
@@ -86,7 +90,7 @@ class BoundCollectives:
     ) -> PersistentCollective:
         """Return the `broadcast` of values like this one.  Local."""
         ranks = self._here().collectives
-        return self._bound(like, "broadcast", lambda leaf: ranks.broadcast_init(leaf, root), options)
+        return self._bound(like, "broadcast", lambda leaf, paths: ranks.broadcast_init(leaf, root, paths), options)
 
     def all_gather_init(
         self, like: Any, axis: int, options: CommunicationOptions | None = None
@@ -96,14 +100,16 @@ class BoundCollectives:
         Text has one width on all replicas.
         """
         ranks = self._here().collectives
-        return self._bound(like, "all_gather", lambda leaf: ranks.all_gather_init(leaf, axis), options)
+        return self._bound(like, "all_gather", lambda leaf, paths: ranks.all_gather_init(leaf, axis, paths), options)
 
     def reduce_scatter_init(
         self, reduce_op: ReduceOp | str, like: Any, options: CommunicationOptions | None = None
     ) -> PersistentCollective:
         """Return the `reduce_scatter` of values like this one.  Local."""
         ranks, op = self._here().collectives, ReduceOp.parse(reduce_op).verb
-        return self._bound(like, "reduce_scatter", lambda leaf: ranks.reduce_scatter_init(leaf, op), options)
+        return self._bound(
+            like, "reduce_scatter", lambda leaf, paths: ranks.reduce_scatter_init(leaf, op, paths), options
+        )
 
     def all_to_all_init(
         self, like: Any, splits: Sequence[int] | None = None, options: CommunicationOptions | None = None
@@ -130,9 +136,10 @@ class BoundCollectives:
         return bound
 
     def _bound(
-        self, like: Any, verb: str, bind: Callable[[Any], Any], options: CommunicationOptions | None
+        self, like: Any, verb: str, bind: Callable[[Any, tuple[str, ...]], Any], options: CommunicationOptions | None
     ) -> PersistentCollective:
-        bounds = [bind(plain(dense_component(leaf, verb))) for leaf in nest.flatten(like)]
+        leaves = one_by_one(*nest.with_paths(like))
+        bounds = [bind(plain(dense_component(leaf, verb)), paths) for leaf, paths in leaves]
         seconds = self._here().timeout_seconds(options)
         for bound in bounds:
             bound.timeout_seconds = seconds

@@ -42,6 +42,10 @@ class DefaultStrategy(Strategy):
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         return self
 
+    def __reduce__(self) -> str:
+        """Pickle as a reference: what comes out of a pickle belongs to the one there is."""
+        return "STRATEGY"
+
 
 class _DefaultExtended(LoneExtended):
     """Identity throughout."""

@@ -290,8 +290,10 @@ class StrategyExtended:
         self._before_collective()
         return rows
 
-    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> numpy.ndarray:
-        """Return the arrays of all replicas joined along `axis`.  Collective."""
+    def gather_array(
+        self, value: Any, axis: int, options: CommunicationOptions | None = None, paths: tuple[str, ...] = ()
+    ) -> numpy.ndarray:
+        """Return the arrays of all replicas joined along `axis`; ranks compare the `paths`.  Collective."""
         self._before_collective()
         return value
 

@@ -14,7 +14,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.mismatch import MERGE_CALL
 from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
-from mpidist.cross_device_ops import CrossDeviceOps, overrides
+from mpidist.cross_device_ops import CrossDeviceOps, names_of, overrides
 from mpidist.errors import RemoteReplicaError
 from mpidist.input.agreement import Agreement, described
 from mpidist.input.distributed import as_dataset, distributed, fetch_to
@@ -102,7 +102,9 @@ class MirroredExtended(StrategyExtended):
         for index, value in zip(dense, reduced, strict=True):
             results[index] = value
         for index in sorted({*range(len(values))} - {*dense}):
-            results[index] = reduce_rows(self.communicator, reduce_op, values[index], options.timeout_seconds)
+            names = None if destinations is None else names_of([destinations[index]])
+            seconds = options.timeout_seconds
+            results[index] = reduce_rows(self.communicator, reduce_op, values[index], seconds, names or ())
         return results
 
     def gather_rows(self, rows: IndexedSlices) -> IndexedSlices:
@@ -122,11 +124,13 @@ class MirroredExtended(StrategyExtended):
         """Return when all replicas have come to this `merge_call`; MergeCallError on all ranks if some have not."""
         self.communicator.barrier(MERGE_CALL, self._options.timeout_seconds)
 
-    def gather_array(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> numpy.ndarray:
+    def gather_array(
+        self, value: Any, axis: int, options: CommunicationOptions | None = None, paths: tuple[str, ...] = ()
+    ) -> numpy.ndarray:
         """Return the arrays of all replicas joined along `axis`.  Collective."""
         options = self._options if options is None else self._options.merge(options)
         if self._gathers_plainly and type(value) is numpy.ndarray:
-            return self.communicator.all_gather(value, axis, options.timeout_seconds)
+            return self.communicator.all_gather(value, axis, options.timeout_seconds, paths)
         return self.cross_device_ops._gather(value, value, axis, options)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:

@@ -26,6 +26,7 @@ from mpidist.parameter_server import registry
 from mpidist.parameter_server.client.served_sums import ServedSums
 from mpidist.parameter_server.client.served_updates import ServedUpdates
 from mpidist.parameter_server.client.served_variable import ServedVariable, ShardedVariable
+from mpidist.parameter_server.coordinator.values import on_worker
 from mpidist.parameter_server.layout import VariableSpec
 from mpidist.parameter_server.placement import Placement, shard_count, shard_offsets
 from mpidist.strategies import workers
@@ -290,7 +291,7 @@ class ServedExtended(Workers, StrategyExtended):
 
     def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
         """Return this replica's parts of a worker's batches; on a coordinator's chief, for its workers alone."""
-        if self.has_coordinator:
+        if self.has_coordinator and on_worker.index is None:  # one process alone is the chief and its worker by turns
             return _ForWorkers("experimental_distribute_dataset", dataset)
         return super().distribute_dataset(dataset, options)
 
@@ -357,9 +358,7 @@ class _ForWorkers:
 
 def _on_worker(method: str, given: Any) -> Any:
     """Return what the method of its strategy makes of a data set, or of a function of one, on a worker."""
-    strategy = registry.strategy_here()
-    is_chief = strategy._cluster_coordinator is not None  # one process alone, which is its own worker
-    return given if is_chief else getattr(strategy, method)(given)
+    return getattr(registry.strategy_here(), method)(given)
 
 
 def _encoded(kind: str, text: str | None) -> numpy.ndarray:

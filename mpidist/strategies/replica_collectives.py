@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mpidist import context
 from mpidist.arrays import plain
 from mpidist.collectives.persistent_collective import PersistentCollective
-from mpidist.collectives.structures import of_leaves
+from mpidist.collectives.structures import Paths, of_leaves, one_by_one
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies.bound_collectives import BoundCollectives
 from mpidist.variables.components import dense_component
@@ -86,7 +86,7 @@ class ReplicaCollectives(BoundCollectives):
             The dtype has no such reduction.
         """
         ranks, op, seconds = self._ranks(), ReduceOp.parse(reduce_op).verb, self._timeout(options)
-        return self._by_leaf(value, "reduce_scatter", lambda leaf: ranks.reduce_scatter(leaf, op, seconds))
+        return by_leaf(value, "reduce_scatter", lambda leaf, paths: ranks.reduce_scatter(leaf, op, seconds, paths))
 
     def gather(self, value: Any, root: int = 0, axis: int = 0, options: CommunicationOptions | None = None) -> Any:
         """Return the values of all replicas joined along `axis`, in replica order, on replica `root`; None on others.
@@ -106,7 +106,7 @@ class ReplicaCollectives(BoundCollectives):
             A scalar, `axis` out of range, or no such replica.
         """
         ranks, seconds = self._ranks(), self._timeout(options)
-        return self._by_leaf(value, "gather", lambda leaf: ranks.gather(leaf, root, axis, seconds))
+        return by_leaf(value, "gather", lambda leaf, paths: ranks.gather(leaf, root, axis, seconds, paths))
 
     def all_to_all(
         self, value: Any, splits: Sequence[int] | None = None, options: CommunicationOptions | None = None
@@ -178,7 +178,7 @@ class ReplicaCollectives(BoundCollectives):
         Text has one width on all replicas.
         """
         ranks = self._ranks()
-        return self._bound(like, "gather", lambda leaf: ranks.gather_init(leaf, root, axis), options)
+        return self._bound(like, "gather", lambda leaf, paths: ranks.gather_init(leaf, root, axis, paths), options)
 
     def send_init(self, like: Any, to: int) -> BoundSend:
         """Return the `send` of arrays like this one: its ``start`` sends, and returns what is waited for.  Local."""
@@ -188,15 +188,17 @@ class ReplicaCollectives(BoundCollectives):
         """Return the `receive` of arrays like this one, which may be started before they are sent.  Local."""
         return self._ranks().receive_init(dense_component(like, "receive"), source)
 
-    def _by_leaf(self, value: Any, verb: str, fn: Callable[[Any], Any]) -> Any:
-        return of_leaves(value, lambda leaf: plain(dense_component(leaf, verb)), lambda arrays: [*map(fn, arrays)])
+
+def by_leaf(value: Any, verb: str, fn: Callable[[Any, tuple[str, ...]], Any]) -> Any:
+    """Return a nested value of what ``fn(array, paths)`` makes of each leaf.  Collective as `fn` is."""
+
+    def collective(arrays: list[Any], paths: Paths) -> list[Any]:
+        return [fn(*leaf) for leaf in one_by_one(arrays, paths)]
+
+    return of_leaves(value, lambda leaf: plain(dense_component(leaf, verb)), collective)
 
 
 def broadcast_value(extended: Any, value: Any, root: int, options: CommunicationOptions | None) -> Any:
     """Return the value of replica `root` of a strategy, leaf by leaf.  Collective."""
     ranks, seconds = extended.collectives, extended.timeout_seconds(options)
-
-    def collective(arrays: list[Any]) -> list[Any]:
-        return [ranks.broadcast_copy(array, root, seconds) for array in arrays]
-
-    return of_leaves(value, lambda leaf: plain(dense_component(leaf, "broadcast")), collective)
+    return by_leaf(value, "broadcast", lambda leaf, paths: ranks.broadcast_copy(leaf, root, seconds, paths))

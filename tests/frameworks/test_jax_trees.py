@@ -695,3 +695,9 @@ def test_what_cannot_be_gathered():
         mj.all_gather(jnp.asarray(1.0))
     with pytest.raises(ValueError, match="axis 1 is out of range"):
         mj.all_gather(jnp.ones(3), 1)
+
+
+@pytest.mark.parametrize("call", [mj.all_reduce, mj.all_gather, mj.reduce_tree, mj.broadcast_tree])
+def test_masked_arrays_are_refused(call):
+    with pytest.raises(TypeError, match=r"masked array, whose mask would be lost|is a numpy\.ma\.MaskedArray"):
+        call(numpy.ma.array([1.0, 2.0], mask=[0, 1]))

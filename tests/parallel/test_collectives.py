@@ -217,3 +217,18 @@ def test_arrays_of_megabytes_are_moved_by_messages_as_short_ones_are_through_mem
     got, lengths = communicator.all_to_all(numpy.repeat(numpy.arange(size) * 10 + rank, splits), splits)
     assert lengths == [count + other + rank for other in range(size)]
     assert (got == numpy.repeat(rank * 10 + numpy.arange(size), lengths)).all()
+
+
+@pytest.mark.parametrize("algorithm", [None, "native", "ring"])
+@pytest.mark.parametrize("rows", [3, 5000])
+@pytest.mark.parametrize("dtype", ["f2", "f4", ">f4", "i8"])
+def test_values_that_lie_between_the_multiples_of_their_size(communicator, dtype, rows, algorithm):
+    """As in packed records; MPI for Python knows no dtypes of them."""
+    dtype = numpy.dtype(dtype)
+    unaligned = numpy.zeros(rows * dtype.itemsize + 1, numpy.uint8)[1:].view(dtype)
+    unaligned[...] = communicator.rank + 1
+    total = SIZE * (SIZE + 1) / 2
+    (found,) = communicator.engine(algorithm=algorithm)([unaligned])
+    assert found.dtype == dtype and (found == total).all()
+    communicator.all_reduce(unaligned, algorithm=algorithm)
+    assert not unaligned.flags.aligned and (unaligned == total).all()

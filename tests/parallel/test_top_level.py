@@ -85,3 +85,13 @@ def test_top_level_calls_and_those_of_a_strategy_take_turns(comm):
         assert strategy.reduce("sum", numpy.array(comm.rank), axis=None) == total
         assert mpidist.all_gather_object(step) == [step] * comm.size
         mpidist.barrier()
+
+
+@pytest.mark.parametrize("call", [mpidist.all_reduce, mpidist.broadcast])
+def test_dicts_of_other_keys_are_told_so(comm, call):
+    if comm.size == 1:
+        pytest.skip("one rank differs from nobody")
+    value = {"a": numpy.ones(3), "last" if comm.rank == comm.size - 1 else "b": numpy.ones(3)}
+    with pytest.raises(CollectiveMismatchError, match=r"\['last'\].*\['b'\]"):
+        call(value)
+    assert call(dict(a=numpy.ones(3)))["a"].tolist() == [1 if call is mpidist.broadcast else comm.size] * 3

@@ -44,3 +44,24 @@ def test_a_wrong_number_of_leaves(structure):
     if leaves:
         with pytest.raises(ValueError, match="fewer leaves"):
             nest.pack(structure, leaves[1:])
+
+
+def test_paths_of_leaves():
+    structure = {"b": [1, Pair(2, {3: 3})], "a": 0, ("c", 1): 4}
+    with pytest.raises(TypeError, match="cannot be sorted"):
+        nest.with_paths(structure)
+    del structure["c", 1]
+    assert nest.with_paths(structure) == ([0, 1, 2, 3], ("['a']", "['b'][0]", "['b'][1].left", "['b'][1].right[3]"))
+
+
+@pytest.mark.parametrize("structure", [1, [1, 2], (1, 2), [], ()])
+def test_what_has_no_paths(structure):
+    assert nest.with_paths(structure) == (nest.flatten(structure), None)
+
+
+@given(structures, structures)
+def test_structures_of_other_paths_are_not_mixed_up(first, second):
+    for each in (first, second, first):
+        leaves, paths = nest.with_paths(each)
+        assert leaves == nest.flatten(each)
+        assert paths is None or paths == tuple(nest._paths_of(each))

@@ -59,6 +59,10 @@ class Zeros:
         self.counts[...] = arrays.in_memory_of(self.counts, there)
         return found
 
+    def named(self, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Return the names of a list, and one for the counts.  Local."""
+        return None if names is None else (*names, "counts")
+
     def filled(self, given: Sequence[Any]) -> list[Any]:
         """Return a list without None, and the array of counts behind it, as it is.  Local."""
         if len(given) != len(self._signatures):
@@ -112,21 +116,25 @@ def check_factors(prescale: float | None, postscale: float | None, dtypes: Itera
 
 
 def adjusted(
-    reduce: Callable[[list[Any]], list[Any]], examples: Sequence[Any], op: str, adjustment: Adjustment
+    reduce: Callable[[list[Any], tuple[str, ...] | None], list[Any]],
+    examples: Sequence[Any],
+    op: str,
+    adjustment: Adjustment,
+    names: tuple[str, ...] | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
     """Return ``fn(arrays)`` that does the same around a reduction that knows nothing of it.  Local.
 
-    ``reduce(arrays)``, which returns the reduced arrays, is collective.
+    ``reduce(arrays, names)``, which returns the reduced arrays, is collective.
     """
     if adjustment == AS_IT_IS:
-        return reduce
+        return lambda given: reduce(given, names)
     prescale, postscale, none_as_zeros = adjustment
     check_factors(prescale, postscale, [(each.dtype, arrays.wire_dtype(each.dtype)) for each in examples], op)
     zeros = Zeros(examples, op) if none_as_zeros else None
 
     def fn(given: list[Any]) -> list[Any]:
         values = given if zeros is None else zeros.counted(given)
-        results = reduce(_times(values, prescale))
+        results = reduce(_times(values, prescale), names if zeros is None else zeros.named(names))
         results = _times(results, postscale)
         return results if zeros is None else zeros.emptied(results)
 

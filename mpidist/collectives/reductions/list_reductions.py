@@ -15,18 +15,26 @@ from mpidist.errors import CollectiveMismatchError
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
 
+#: Of the arrays of a list; None where they have none.
+Names = tuple[str, ...] | None
+
 
 def reduce_list(
-    ranks: Communicator, tensors: Sequence[Any], op: str, adjustment: Adjustment, timeout_seconds: float | None
+    ranks: Communicator,
+    tensors: Sequence[Any],
+    op: str,
+    adjustment: Adjustment,
+    timeout_seconds: float | None,
+    names: Names = None,
 ) -> list[Any]:
     """Return the reduced arrays of a list; see `Communicator.all_reduce_list`.  Collective."""
     if not tensors:
         return []
     if adjustment == AS_IT_IS:
-        return ranks.engine()(tensors, op, None, timeout_seconds)
+        return ranks.engine()(tensors, op, names, timeout_seconds)
     if adjustment.none_as_zeros:
-        return _with_none(ranks, tensors, op, adjustment, timeout_seconds)
-    return _adjusted(ranks, tensors, tensors, op, adjustment, timeout_seconds)
+        return _with_none(ranks, tensors, op, adjustment, timeout_seconds, names)
+    return _adjusted(ranks, tensors, tensors, op, adjustment, timeout_seconds, names)
 
 
 def _adjusted(
@@ -36,16 +44,22 @@ def _adjusted(
     op: str,
     adjustment: Adjustment,
     timeout_seconds: float | None,
+    names: Names,
 ) -> list[Any]:
     """Return the reduced arrays of a list that is like `examples`.  Collective."""
-    key = ("all_reduce_list", op, adjustment, *((type(each), each.dtype, each.shape) for each in examples))
-    like = (examples, op, timeout_seconds, adjustment)
+    key = ("all_reduce_list", op, adjustment, names, *((type(each), each.dtype, each.shape) for each in examples))
+    like = (examples, op, timeout_seconds, adjustment, names)
     found: list[Any] = ranks.bindings.call(key, ranks.engine().bind, like, tensors, timeout_seconds)
     return found
 
 
 def _with_none(
-    ranks: Communicator, tensors: Sequence[Any], op: str, adjustment: Adjustment, timeout_seconds: float | None
+    ranks: Communicator,
+    tensors: Sequence[Any],
+    op: str,
+    adjustment: Adjustment,
+    timeout_seconds: float | None,
+    names: Names,
 ) -> list[Any]:
     """Reduce a list with None in it: the shape of what this rank does not have it learns from the others."""
     known = _signatures(ranks, tensors, op, timeout_seconds)
@@ -58,7 +72,8 @@ def _with_none(
     ]
     results: list[Any] = [None] * len(tensors)
     if there:
-        reduced = _adjusted(ranks, given, examples, op, adjustment, timeout_seconds)
+        given_names = None if names is None else tuple(names[at] for at in there)
+        reduced = _adjusted(ranks, given, examples, op, adjustment, timeout_seconds, given_names)
         for at, result in zip(there, reduced, strict=True):
             results[at] = result
     return results

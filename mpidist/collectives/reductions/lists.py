@@ -80,9 +80,10 @@ def bind_list(
     lie in memory otherwise are taken, too; a list of many short tensors is in any case.  `zeros` stands in for tensors
     that are None.
     """
+    op, names = question.op, question.names
     if zeros is not None:
         tensors = [*tensors, zeros.counts]
-    op, names = question.op, question.names
+        names = zeros.named(names)
     if names is not None and len(names) != len(tensors):
         raise ValueError(f"got {len(tensors)} tensors and {len(names)} names; give each tensor a name, or none")
     _check_kinds(tensors, ranks)

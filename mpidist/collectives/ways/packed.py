@@ -65,7 +65,7 @@ class PackedReduction(BucketReduction):
         self, watch: Watch, sources: Sequence[Any], targets: Sequence[Any], transform: Transform | None = None
     ) -> None:
         """Reduce the tensors; each rank transforms all of them by itself."""
-        is_target = self._is_flat and transform is None
+        is_target = self._is_flat and transform is None and _is_aligned(targets[0])
         buffer = targets[0].reshape(-1) if is_target else self._work()
         if is_target and self._is_apart and sources[0] is not targets[0]:
             self._reduce(watch, buffer, self._apart(sources, buffer))
@@ -82,11 +82,16 @@ class PackedReduction(BucketReduction):
 
     def _apart(self, sources: Sequence[Any], buffer: Any) -> Any:
         """Return the values as one flat array that is not the buffer."""
-        if len(sources) == 1 and sources[0].dtype == buffer.dtype:
+        if len(sources) == 1 and sources[0].dtype == buffer.dtype and _is_aligned(sources[0]):
             return sources[0].reshape(-1)
         values = self._work()
         self._pack(sources, values)
         return values
+
+
+def _is_aligned(array: Any) -> bool:
+    """Return whether values lie at multiples of their size; MPI for Python knows no dtypes of others."""
+    return getattr(array.flags, "aligned", True)  # a device's flags have no such one
 
 
 def bind_packed(

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy
 
+from mpidist import arrays
 from mpidist.collectives.exchange import plain
 from mpidist.frameworks.jax.handover import put
 from mpidist.frameworks.jax.leaf import kind_of, leaf_of
@@ -110,5 +111,6 @@ _all_gather.defvjp(_all_gather_forward, _all_gather_backward)
 
 
 def _array(x: Any) -> Any:
-    """Return an array of JAX; float64 of NumPy stays float64."""
-    return put([numpy.array(x)], [None])[0] if isinstance(x, (numpy.ndarray, numpy.generic)) else jax.numpy.asarray(x)
+    """Return an array of JAX; float64 of NumPy stays float64.  TypeError for a masked array, as `arrays.plain`."""
+    is_numpy = isinstance(x, (numpy.ndarray, numpy.generic))
+    return put([numpy.array(arrays.plain(x))], [None])[0] if is_numpy else jax.numpy.asarray(x)

@@ -95,7 +95,7 @@ class Calls:
             self._say(end, *content)
 
     def pump(self) -> bool:
-        """Take in what workers have answered, and give them work; return whether there was an answer.  Local."""
+        """Take in what workers have answered, and give them work; return whether there was an answer, or is.  Local."""
         heard = False
         for end in list(self.worker_ends):
             if end.is_gone:  # since this look began
@@ -113,6 +113,7 @@ class Calls:
             self.recovery.look()
         if self.waiting:
             self.feed()
+            heard = heard or any(end.talk.has_answered for end in self.worker_ends)
         return heard
 
     def feed(self) -> None:

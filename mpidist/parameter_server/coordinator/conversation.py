@@ -80,6 +80,11 @@ class Conversation:
         return None if message is None else _content(message)
 
     @property
+    def has_answered(self) -> bool:
+        """Whether the other, which is this process, has done what it was told: there is nothing to wait for."""
+        return False
+
+    @property
     def peer_name(self) -> str:
         """How messages call the other."""
         return f"rank {self.connection.presence.name_of(self.connection.peer)}"

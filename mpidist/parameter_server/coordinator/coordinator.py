@@ -370,6 +370,10 @@ class WorkerHere(Conversation):
         return self._answers.popleft() if self._answers else None
 
     @property
+    def has_answered(self) -> bool:
+        return bool(self._answers)
+
+    @property
     def peer_name(self) -> str:
         return "this process"
 

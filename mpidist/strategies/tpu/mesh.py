@@ -10,14 +10,13 @@ import numpy
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.group import GroupCommunicator
-from mpidist.collectives.structures import of_leaves
 from mpidist.cross_device_ops import AllReduceCrossDeviceOps
 from mpidist.options import ReduceOp
 from mpidist.strategies.base import ReplicaContext, Strategy
 from mpidist.strategies.mirrored_extended import MirroredExtended
+from mpidist.strategies.replica_collectives import by_leaf
 from mpidist.strategies.tpu.device_assignment import DeviceAssignment
 from mpidist.variables import DistributedVariable, SplitVariable
-from mpidist.variables.components import component
 
 
 class MeshReplicaContext(ReplicaContext):
@@ -60,7 +59,7 @@ class MeshReplicaContext(ReplicaContext):
         """
         context.require_replica(self)
         group, op = self._mesh.group, ReduceOp.parse(reduce_op).verb
-        return of_leaves(value, component, lambda arrays: [group.all_reduce_here(each, op) for each in arrays])
+        return by_leaf(value, "logical_all_reduce", lambda leaf, paths: group.all_reduce_here(leaf, op, paths))
 
     def logical_all_gather(self, value: Any, axis: int) -> Any:
         """Return the values of all logical devices of this replica, joined along `axis` in their order.  Collective.
@@ -72,7 +71,7 @@ class MeshReplicaContext(ReplicaContext):
         """
         context.require_replica(self)
         group = self._mesh.group
-        return of_leaves(value, component, lambda arrays: [group.all_gather_here(each, axis) for each in arrays])
+        return by_leaf(value, "logical_all_gather", lambda leaf, paths: group.all_gather_here(leaf, axis, paths))
 
 
 class MeshExtended(MirroredExtended):

@@ -36,7 +36,7 @@ class BinaryAccuracy(MeanOfRows):
     name : str
         By default ``"binary_accuracy"``.
     threshold : float
-        Predictions above it are 1.
+        Predictions above it are 1; of floats, above it as their dtype has it.
     """
 
     _name = "binary_accuracy"
@@ -142,7 +142,9 @@ def _exact(values: numpy.ndarray) -> numpy.ndarray:
 
 def _right_side(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray, threshold: float) -> numpy.ndarray:
     y_true, y_pred = same_shape(name, y_true, y_pred)
-    return y_true == (y_pred > threshold)
+    # a prediction that is the threshold, as far as its dtype tells, is not above it
+    limit = y_pred.dtype.type(threshold) if y_pred.dtype.kind in "fV" else threshold
+    return y_true == (y_pred > limit)
 
 
 def _classes(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:

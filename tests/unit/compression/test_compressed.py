@@ -473,3 +473,17 @@ def test_replicas_of_several_ranks_are_refused():
             strategy.run(lambda: mpidist.compression.all_reduce_init("sum", numpy.ones(2), Float16()))
 
     run_ranks(2, step)
+
+
+def test_masked_arrays_are_refused_when_it_is_bound_and_when_it_is_called():
+    whole, masked = numpy.ma.array([1.0, 2.0]), numpy.ma.array([1.0, 2.0], mask=[0, 1])
+
+    def on_rank():
+        with pytest.raises(TypeError, match="a masked array, whose mask would be lost"):
+            CompressedAllReduce(world_communicator(), [masked], "sum", Float16())
+        bound = CompressedAllReduce(world_communicator(), [whole], "sum", Float16())
+        with pytest.raises(TypeError, match="a masked array, whose mask would be lost"):
+            bound([masked])
+        return bound([whole])[0].tolist()
+
+    assert run_ranks(2, on_rank) == [[2, 4]] * 2

@@ -254,3 +254,10 @@ def test_nothing_keeps_a_strategy_that_is_gone():
     found = run_ranks(2, step)
     gc.collect()
     assert [each() for each in found] == [None] * 2
+
+
+@pytest.mark.parametrize("call", [mpidist.autograd.all_reduce, mpidist.autograd.all_gather])
+def test_masked_arrays_are_refused_as_at_top_level(call):
+    with pytest.raises(TypeError, match="a masked array, whose mask would be lost"):
+        call(numpy.ma.array([1.0, 2.0], mask=[0, 1]))
+    assert call(numpy.ma.array([1.0, 2.0])).tolist() == [1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import namedtuple
 
 import numpy
 import pytest
@@ -270,6 +271,22 @@ def test_data_sets_from_a_function_resume_on_as_many_ranks():
         again = run_ranks(2, rank, 1, results[0][1])
     assert [parts for parts, _ in again] == [[[0, 1]], [[0, 1]]]
     assert any("begins again: it was left at step 2 of 3 data sets" in str(each.message) for each in caught)
+
+
+Row = namedtuple("Row", ["x", "y"])
+
+
+def test_batches_of_named_tuples_are_so_on_ranks_without_rows_too():
+    def rank():
+        def own(ctx):
+            rows = Row(numpy.arange(2), numpy.ones((2, 3)))
+            return Dataset.from_arrays(rows).take(2 * ctx.input_pipeline_id).batch(2)
+
+        return next(iter(MultiWorkerMirroredStrategy().distribute_datasets_from_function(own)))
+
+    without, found = run_ranks(2, rank)
+    assert type(without) is type(found) is Row
+    assert without.x.shape == (0,) and without.y.shape == (0, 3) and found.y.shape == (2, 3)
 
 
 def test_a_rank_that_fails_in_its_input_is_named_to_the_others():

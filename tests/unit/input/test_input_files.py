@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import h5py
 import numpy
 import pytest
@@ -93,6 +97,21 @@ def test_few_files_are_open_at_a_time(hdf5_files, monkeypatch):
     assert rows_of(Dataset.from_hdf5(hdf5_files, "labels/y").shuffle(seed=0).batch(42).map(numpy.sort)) == list(
         range(42)
     )
+
+
+def test_two_threads_open_a_file_once(hdf5_files, monkeypatch):
+    """As two iterators with `prefetch` do."""
+    both, files = threading.Barrier(2), OpenFiles()
+
+    def array(file, name):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # the other thread gets here only if it opens the file, too
+        return file[name]
+
+    monkeypatch.setattr("mpidist.input.hdf5._array", array)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: files.arrays(str(hdf5_files.parent / "0.h5"), "x"), range(2))
+    assert first is second
 
 
 def test_what_is_wrong_with_hdf5_files_is_said(hdf5_files, tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpidist.errors import InputError
+from mpidist.errors import CollectiveMismatchError, InputError
 from mpidist.input import Dataset, DistributedDataset
 from mpidist.input.options import AutoShardPolicy, Options
 from mpidist.input.sharding import Share
@@ -127,3 +129,34 @@ def test_a_function_that_works_by_rows_must_keep_their_number():
     dataset = Dataset.range(8).batch(4).map(lambda batch: batch[batch > 1], by_rows=True)
     with pytest.raises(InputError, match=r"rank 0 of 2: .*by_rows=True\) has made 0 rows of 2; .* leave by_rows out"):
         list(DistributedDataset(dataset, 0, 2))
+
+
+@pytest.mark.parametrize("behind", [lambda d: d, lambda d: d.repeat(2), lambda d: d.filter(len)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_function_that_makes_another_number_of_rows_on_another_rank(first, behind):
+    """Parts of several global batches would be weighted by several numbers of rows."""
+
+    def on_rank():
+        rank = world_communicator().rank
+        dataset = behind(Dataset.range(8).batch(4)).map(lambda batch: batch[first + rank :])
+        iterator = iter(MultiWorkerMirroredStrategy().experimental_distribute_dataset(dataset))
+        expected = re.escape("rows of the global batch: 2 on rank 1, 3 on rank 0") if first else "rank 1 called|rows of"
+        with pytest.raises(CollectiveMismatchError, match=expected):
+            next(iterator)
+            world_communicator().barrier("a step")
+
+    run_ranks(2, on_rank)
+
+
+def test_numbers_of_rows_are_compared_only_where_a_function_changes_them():
+    def on_rank(function):
+        dataset = Dataset.range(10).batch(4).map(function)
+        return shares_of(MultiWorkerMirroredStrategy().experimental_distribute_dataset(dataset))
+
+    for same in run_ranks(2, lambda: on_rank(lambda batch: 2 * batch)):
+        assert same[1] == 0
+    found = run_ranks(2, lambda: on_rank(lambda batch: batch[batch % 4 != 3]))
+    assert [calls for _, calls in found] == [1 / 3] * 2  # the first is not counted, and the last is as it was
+    for step in zip(*(steps for steps, _ in found), strict=True):
+        parts, shares = zip(*step, strict=True)
+        assert set(shares) == {expected_of(parts)}

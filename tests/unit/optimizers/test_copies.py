@@ -53,6 +53,17 @@ def test_a_pickled_optimizer_goes_on_with_the_pickled_variables():
     assert [set(again.slots(each)["momentum"]) for each in copies] == [{-4.25}] * 3
 
 
+def test_what_is_pickled_has_nothing_of_what_the_process_made_before():
+    mpidist.Variable(0.0, name="n" * (1 << 18))
+    variable, metric = mpidist.Variable(numpy.zeros(3)), mpidist.metrics.Mean()
+    content = pickle.dumps((variable, metric, mpidist.get_strategy()))
+    again, metric_again, strategy = pickle.loads(content)
+    assert len(content) < 1 << 16
+    assert again.strategy is metric_again.strategy is strategy is mpidist.get_strategy()
+    strategy.extended.update(again, lambda each: each.assign(numpy.ones(3)))
+    assert (again.value.tolist(), variable.value.tolist()) == ([1] * 3, [0] * 3)
+
+
 def test_the_slots_of_a_pickle_are_those_of_its_variables_in_any_order():
     variables = [mpidist.Variable(numpy.zeros(2)) for _ in range(4)]
     optimizer = SGD(1.0, momentum=0.5)

@@ -594,6 +594,16 @@ def test_a_process_that_is_alone_is_its_own_worker():
     coordinator._end()
 
 
+def test_a_process_that_is_alone_waits_for_nothing_that_it_did_not_do_at_once():
+    coordinator = coordinator_alone()
+    coordinator._next_look = float("inf")  # as if it had looked just now
+    coordinator._calls.hungry = False
+    value = coordinator.schedule(index)
+    coordinator.join()
+    assert value.fetch() == 0
+    coordinator._end()
+
+
 def test_what_is_not_defined_is_a_name_error_in_a_process_that_is_alone():
     coordinator = coordinator_alone()
     coordinator.schedule(uses_what_is_not_there)

@@ -706,6 +706,34 @@ def test_a_chief_that_schedules_does_not_go_through_a_data_set_of_its_workers():
     assert job(on_rank, 3) == [True]
 
 
+@pytest.mark.parametrize("is_made_by", ["workers", "chief"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_distributed_data_set_of_workers(is_made_by, count):
+    """One process alone is the chief and its worker by turns."""
+
+    def on_rank(strategy):
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        dataset = mpidist.data.Dataset.range(4).batch(2)
+
+        def distributed_dataset():
+            return strategy.experimental_distribute_dataset(dataset)
+
+        try:
+            given = distributed_dataset if is_made_by == "workers" else distributed_dataset()
+            iterator = iter(coordinator.create_per_worker_dataset(given))
+            found = coordinator.schedule(
+                lambda batches: [batch.tolist() for batch in batches], args=(iterator,)
+            ).fetch()
+            with pytest.raises(ValueError, match="pass this dataset to ClusterCoordinator.create_per_worker_dataset"):
+                iter(distributed_dataset())
+        finally:
+            coordinator._end()
+        return found
+
+    found = [on_rank(mpidist.ParameterServerStrategy())] if count == 1 else job(on_rank, count)
+    assert found == [[[0, 1], [2, 3]]]
+
+
 def test_a_data_set_that_was_distributed_before_there_was_a_coordinator_is_refused():
     def on_rank(strategy):
         given = strategy.distribute_datasets_from_function(part_of_rows)

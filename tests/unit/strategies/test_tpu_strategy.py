@@ -171,6 +171,23 @@ def test_who_is_what_and_what_is_summed_where(size, devices):
         assert seen[6] == [other for other in across for _ in range(other + 1)]
 
 
+def test_logical_devices_compare_the_keys_of_dicts():
+    """Those of a replica; another replica may have others."""
+
+    def fn():
+        strategy = mesh(2)
+        rank, own = strategy.extended.whole.rank, numpy.ones(2)
+        keys = "ab"[rank // 2], f"{rank}"
+        calls = [lambda value: replica().logical_all_reduce("sum", value)]
+        calls += [lambda value: replica().logical_all_gather(value, 0)]
+        for call in calls:
+            assert list(strategy.run(call, ({keys[0]: own},))) == [keys[0]]
+            with pytest.raises(CollectiveMismatchError, match=r"leaf 0: \['\d'\] on rank"):
+                strategy.run(call, ({keys[1]: own},))
+
+    run_ranks(4, fn)
+
+
 @pytest.mark.parametrize(("size", "devices"), [(2, 2), (4, 2), (3, 3)])
 @pytest.mark.parametrize(
     ("dtype", "value"), [("int8", 100), ("uint8", 200), ("int32", 2**31 - 1), ("int64", 2**62), ("float16", 60000)]

@@ -68,3 +68,54 @@ def test_the_result_is_that_of_all_rows():
 def test_what_is_not_known_over_all_ranks(variables, message):
     with pytest.raises(TypeError, match=message):
         get(LargestClass(*variables))
+
+
+class MeanOfBatch:
+    """What Keras' means do with numbers of one axis: all rows count as one."""
+
+    name = "mean_of_batch"
+
+    def __init__(self):
+        self.variables = [Variable(), Variable()]
+
+    def reset_state(self):
+        for each in self.variables:
+            each.assign(0)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        errors = ((numpy.asarray(y_true) - y_pred) ** 2).mean(axis=-1)
+        for each, value in zip(self.variables, (errors.sum(), errors.size), strict=True):
+            each.assign(each.value + value)
+
+    def result(self):
+        total, count = self.variables
+        return total.value / count.value
+
+
+def test_rows_that_do_not_add_up_are_refused():
+    rows = numpy.arange(5.0)
+    with pytest.raises(ValueError, match=r"'mean_of_batch' adds something else .* of shape \(rows, 1\)"):
+        get(MeanOfBatch()).update_state(rows, 0 * rows)
+    with pytest.raises(ValueError, match="one array of labels"):  # which it spreads over the predictions
+        get(MeanOfBatch()).update_state((rows, rows), 0 * rows)
+    metric = get(MeanOfBatch())
+    for part in (rows[:1], rows[1:]):
+        metric.update_state(part[:, None], 0 * part[:, None], sample_weight=None)
+    assert metric.result() == 6
+    with pytest.raises(ValueError, match="mean_of_batch"):  # after a row alone, of which nothing is known
+        metric = get(MeanOfBatch())
+        metric.update_state(rows[:1], rows[:1])
+        metric.update_state(rows, 0 * rows)
+
+
+def test_labels_in_a_tuple_without_rows_add_nothing():
+    class OfTwo(MeanOfBatch):
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            assert len(y_pred)
+            super().update_state(y_true[1][:, None], y_pred[:, None])
+
+    metric, rows = get(OfTwo()), numpy.arange(5.0)
+    for part in (rows, rows[:0]):
+        metric.update_state((None, part), 0 * part)
+        metric.update_state({0: part, 1: part}, 0 * part)
+    assert metric.result() == 6

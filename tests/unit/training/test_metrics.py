@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import hypothesis.strategies as st
+import ml_dtypes
 import numpy
 import pytest
 from hypothesis import given, settings
@@ -367,6 +368,16 @@ def test_what_would_lose_a_part_as_a_float_is_refused(metric, dtype):
     values = numpy.zeros(1, dtype)
     with pytest.raises(TypeError, match="real numbers"):
         metric().update_state(*[values] * (1 if metric is metrics.Mean else 2))
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float32", "float64"])
+@pytest.mark.parametrize("threshold", [0.1, 0.3, 0.5, 0.7])
+def test_a_prediction_that_is_the_threshold_is_not_above_that_of_a_binary_accuracy(threshold, dtype):
+    """As in Keras; 0.3 as a bfloat16 is more than 0.3."""
+    predictions = numpy.array([threshold, 0.05, 0.9], dtype)
+    metric = metrics.BinaryAccuracy(threshold=threshold)
+    metric.update_state(numpy.array([0, 0, 1]), predictions)
+    assert metric.result() == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import namedtuple
 from pathlib import Path
 from unittest import mock
 
@@ -447,6 +448,25 @@ def test_predictions_are_in_input_order_one_for_each_row(size, count, batch):
         numpy.testing.assert_array_equal(found["row"], numpy.arange(count))
         numpy.testing.assert_array_equal(found["pair"][0], x * 2)
         numpy.testing.assert_array_equal(found["pair"][1][0], x[:, :1] > 3)
+
+
+Scores = namedtuple("Scores", ["value", "pair"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_predictions_are_named_tuples_on_ranks_without_rows_too(count):
+    Here = namedtuple("Here", ["first", "second"])  # which no process finds by its name
+    x = numpy.arange(count * 3.0).reshape(count, 3)
+
+    def on_rank():
+        trainer = net.trainer(predict_fn=lambda parameters, part: Scores(2 * part, Here(part[:, 0], [part[:, 1]])))
+        return trainer.predict(x, batch_size=2)
+
+    for found in run_ranks(3, on_rank):
+        assert type(found) is Scores and type(found.pair).__name__ == "Here"
+        numpy.testing.assert_array_equal(found.value, 2 * x)
+        numpy.testing.assert_array_equal(found.pair.first, x[:, 0])
+        numpy.testing.assert_array_equal(found.pair.second[0], x[:, 1])
 
 
 def test_predictions_of_pairs_are_those_of_the_inputs():
