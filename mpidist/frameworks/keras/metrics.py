@@ -12,7 +12,7 @@ import numpy
 
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
-from mpidist.frameworks.keras.row_sums import added
+from mpidist.frameworks.keras.row_sums import RowSum, added
 from mpidist.frameworks.keras.row_values import by_first_axis, require_row_values
 
 #: The metrics that take the mean of what a function returns.
@@ -204,33 +204,43 @@ def require_zeros(model: keras.Model, count: int) -> None:
 
 
 def _watching(metric: Any, odd: dict[str, Any], replica: ModelReplica | None) -> Callable[..., Any]:
-    def put(what: str, is_odd: Any) -> None:
-        odd[what] = keras.ops.logical_or(odd.get(what, False), keras.ops.any(is_odd))
-
     def update_state(*args: Any, **kwargs: Any) -> Any:
         watching = vars(metric).pop("update_state")
         try:
             before = [keras.ops.copy(each.value) for each in metric.variables]
             no_sum = no_sums(metric, before, args, kwargs)
-            for path, is_odd in no_sum.items():
-                put(says_more(path), is_odd)
+            _put(odd, {says_more(path): is_odd for path, is_odd in no_sum.items()})
             found = metric.update_state(*args, **kwargs)
             if replica is not None and replica.share is not None and no_sum:
                 of_rows = added(metric, args, kwargs, replica.share.given_rows)
-                for variable, value, each in zip(metric.variables, before, of_rows, strict=True):
+                for variable, value, sums in zip(metric.variables, before, of_rows, strict=True):
                     if variable.path in no_sum:
                         is_sum = keras.ops.logical_not(no_sum[variable.path])
-                        put(_says_neither(variable.path), keras.ops.logical_and(is_sum, each.is_neither))
-                        if keras.backend.is_float_dtype(variable.dtype):
-                            part = keras.ops.cast(replica.weight * each.number, variable.dtype)
-                            variable.assign(keras.ops.where(each.is_mean, value + part, variable.value))
-                        else:
-                            put(_says_whole(variable), keras.ops.logical_and(is_sum, each.is_mean))
+                        _put(odd, _counted_by_rows(variable, value, sums, replica.weight, is_sum))
             return found
         finally:
             vars(metric)["update_state"] = watching
 
     return update_state
+
+
+def _put(odd: dict[str, Any], found: Mapping[str, Any]) -> None:
+    for what, is_odd in found.items():
+        odd[what] = keras.ops.logical_or(odd.get(what, False), keras.ops.any(is_odd))
+
+
+def _counted_by_rows(variable: Any, before: Any, sums: RowSum, weight: Any, is_sum: Any) -> dict[str, Any]:
+    """Let a mean that was added to a variable count as that of a part of a batch; return what is wrong, whether it is.
+
+    `before`: the value.  `weight`: of the part.  `is_sum`: whether the update has only added to the variable.
+    """
+    ops = keras.ops
+    found = {_says_neither(variable.path): ops.logical_and(is_sum, sums.is_neither)}
+    if not keras.backend.is_float_dtype(variable.dtype):
+        return {**found, _says_whole(variable): ops.logical_and(is_sum, sums.is_mean)}
+    part = ops.cast(weight * sums.number, variable.dtype)
+    variable.assign(ops.where(sums.is_mean, before + part, variable.value))
+    return found
 
 
 def says_more(path: str) -> str:

@@ -12,11 +12,14 @@ from mpidist.errors import quoted
 #: So many rows are looked at one by one.
 _FEW = 3
 
+#: Of 16 bits.
+_SHORT = ("float16", "bfloat16")
+
 #: By so much of its parts a sum may differ from them, and one of 16-bit numbers.
 _NEAR, _NEAR_16 = 2.0**-10, 2.0**-4
 
 
-class Added(NamedTuple):
+class RowSum(NamedTuple):
     """What an update adds to a variable.
 
     `number`: that of all rows.  `is_mean`: whether it does not grow with the number of rows.  `is_neither`: whether it
@@ -28,7 +31,7 @@ class Added(NamedTuple):
     is_neither: Any
 
 
-def added(metric: Any, args: Sequence[Any], kwargs: dict[str, Any], rows: int) -> list[Added]:
+def added(metric: Any, args: Sequence[Any], kwargs: dict[str, Any], rows: int) -> list[RowSum]:
     """Return what an update adds to each variable of a metric, which begins with zeros.  Local.
 
     NotImplementedError: it fails for other numbers of rows.
@@ -54,9 +57,6 @@ def added(metric: Any, args: Sequence[Any], kwargs: dict[str, Any], rows: int) -
     return [_added(near, *each) for each in zip(*found, strict=True)]
 
 
-_SHORT = ("float16", "bfloat16")
-
-
 def _taking(places: list[int], rows: int) -> Callable[[Any], Any]:
     def taken(leaf: Any) -> Any:
         return keras.ops.take(leaf, places, axis=0) if tuple(getattr(leaf, "shape", ()))[:1] == (rows,) else leaf
@@ -64,11 +64,11 @@ def _taking(places: list[int], rows: int) -> Callable[[Any], Any]:
     return taken
 
 
-def _added(near: float, number: Any, twice: Any, of_few: Any, *singles: Any) -> Added:
+def _added(near: float, number: Any, twice: Any, of_few: Any, *singles: Any) -> RowSum:
     ops = keras.ops
     total = sum(singles[1:], singles[0])
     bound = near * sum((ops.abs(each) for each in singles), ops.abs(of_few))
     is_no_sum = ops.abs(of_few - total) > bound
     is_no_mean = ops.abs(len(singles) * of_few - total) > bound
     is_mean = ops.abs(twice - number) < ops.abs(twice - 2 * number)
-    return Added(number, is_mean, ops.logical_and(is_no_sum, is_no_mean))
+    return RowSum(number, is_mean, ops.logical_and(is_no_sum, is_no_mean))
