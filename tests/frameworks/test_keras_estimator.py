@@ -7,6 +7,7 @@ import pytest
 
 import mpidist
 from mpidist import estimator
+from mpidist.frameworks.keras import backends
 from mpidist.world import world_communicator
 from tests.frameworks import keras_models as models
 from tests.frameworks.keras_models import keras
@@ -15,6 +16,12 @@ pytestmark = pytest.mark.mpi
 
 ROWS, BATCH = 36, 3
 X, Y, CLASSES = models.X[:ROWS], models.Y[:ROWS], models.CLASSES[:ROWS]
+
+
+@pytest.fixture(autouse=True)
+def _names():
+    """Variables have their paths as names: alike on all ranks, whatever each has made in other tests."""
+    keras.backend.clear_session(free_memory=False)
 
 
 @pytest.fixture
@@ -113,6 +120,14 @@ def test_optimizers_have_the_same_settings(directory, name):
     assert_as_keras(found, by_keras(model), bounds=models.BOUNDS if name.startswith("SGD") else WIDE)
 
 
+@pytest.mark.skipif(backends.version() < (3, 14), reason="adds up over rows")
+def test_a_mean_over_rows_that_a_layer_adds(directory):
+    model = compiled(lambda: adding_up_rows("l2"))
+    found = estimator.model_to_estimator(model, directory, config_of())
+    found.train(input_fn_of())
+    assert_as_keras(found, by_keras(model))
+
+
 def test_classes_and_metrics_that_are_objects(directory):
     metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy(name="entropy")]
     loss = keras.losses.SparseCategoricalCrossentropy()
@@ -183,8 +198,8 @@ def with_loss_weights():
     return model
 
 
-def adding_up_rows():
-    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, activity_regularizer="l2")])
+def adding_up_rows(regularizer="orthogonal_regularizer"):
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, activity_regularizer=regularizer)])
 
 
 def within_bounds():

@@ -14,6 +14,7 @@ import keras
 
 import mpidist
 from mpidist.errors import CollectiveMismatchError
+from mpidist.frameworks.keras import backends
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.world import world_communicator
 from tests.frameworks.keras_models import (
@@ -175,13 +176,52 @@ def test_objects_that_are_not_distributed():
         strategy.distribute(keras.layers.Dense(1))
 
 
+class OwnDense(keras.layers.Dense):
+    """May return what it likes."""
+
+
+@pytest.mark.parametrize("layer", [
+    lambda: keras.layers.Dense(4, activity_regularizer="orthogonal_regularizer"),
+    lambda: keras.layers.Dense(4, activity_regularizer=lambda outputs: keras.ops.mean(outputs)),
+    lambda: keras.layers.Lambda(lambda outputs: outputs, activity_regularizer="l2"),
+    lambda: OwnDense(4, activity_regularizer="l2"),
+])  # fmt: skip
+def test_what_is_not_known_to_be_a_mean_over_the_rows(layer):
+    model = distributed(lambda: keras.Sequential([keras.Input((3,)), layer()]), compiled())
+    for call in (model.fit, model.evaluate):
+        with pytest.raises(NotImplementedError, match="activity_regularizer.*add_loss"):
+            call(X, X[:, :1], verbose=0)
+
+
+@pytest.mark.skipif(backends.version() >= (3, 14), reason="divides by rows")
 def test_a_sum_over_the_rows_that_a_layer_makes():
     def make():
         return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activity_regularizer="l2")])
 
-    model = distributed(make, compiled())
     with pytest.raises(NotImplementedError, match="activity_regularizer.*add_loss"):
-        model.fit(X, X[:, :1], verbose=0)
+        distributed(make, compiled()).fit(X, X[:, :1], verbose=0)
+
+
+@pytest.mark.skipif(backends.version() < (3, 14), reason="adds up over rows")
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum"])
+def test_a_mean_over_the_rows_that_a_layer_adds(reduction):
+    """In the last batch ranks have 2 and 1 rows, or 2, 2 and 1."""
+
+    def make():
+        hidden = keras.layers.Dense(6, activation="tanh", activity_regularizer="l1l2")
+        inputs, rows = keras.Input((3,)), keras.layers.ActivityRegularization(l2=0.1)
+        return keras.Model(inputs, keras.layers.Dense(1)(rows(hidden(inputs))))
+
+    def train(model):
+        found = model.fit(X[:23], Y[:23], batch_size=20 - 2 * (ranks() == 3), epochs=2, verbose=0, shuffle=False)
+        found.history["evaluated"] = model.evaluate(X, Y, batch_size=20, verbose=0)
+        found.history["batch"] = model.train_on_batch(X[:1], Y[:1])
+        return found
+
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    (one, expected), (many, found) = pair(make, compiled(loss, metrics=[]))(train)
+    assert_histories(expected, found)
+    assert_same(one, many)
 
 
 def masked():
@@ -369,10 +409,13 @@ def test_means_that_are_one_number_for_all_rows():
 
 
 def test_dice_of_each_row():
+    def make():  # positive: else sums that a loss divides by come near to 0
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, activation="softmax")])
+
     def train(model):
         return model.fit(X, numpy.abs(X), batch_size=20, epochs=2, verbose=0, shuffle=False)
 
-    (one, expected), (many, found) = pair(classifier, compiled(keras.losses.Dice(axis=-1), metrics=[]))(train)
+    (one, expected), (many, found) = pair(make, compiled(keras.losses.Dice(axis=-1), metrics=[]))(train)
     assert_same(one, many)
     assert_histories(expected, found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 
 import numpy
@@ -254,6 +255,38 @@ def test_each_batch_is_looked_at_once():
     first = len(calls)
     model.fit(x, x, batch_size=2 * ranks(), verbose=0, epochs=2)
     assert len(calls) - first == (8 if keras.backend.backend() == "torch" else 0)
+
+
+def test_a_loss_that_fails_for_other_numbers_of_rows_says_why():
+    def few(y, outputs):
+        assert len(outputs) <= 16, "at most 16 rows"
+        return means(y, outputs)
+
+    x = rows_of(ranks())
+    with pytest.raises(ValueError, match="fails for 24 or 36 rows.*at most 16 rows"):
+        check(identity, few, [], x, x)
+    x = rows_of(2 * ranks())
+    assert check(identity, few, [], x, x + 2)["loss"] == pytest.approx(4, rel=1e-5)
+
+
+def test_losses_and_metrics_keep_nothing():
+    """They may be of any class: also of one that has no hash."""
+
+    @dataclasses.dataclass(eq=True)
+    class Hashless(keras.losses.Loss):
+        power: int = 2
+
+        def __post_init__(self):
+            super().__init__(name="hashless")
+
+        def call(self, y_true, y_pred):
+            return ops.mean((y_true - y_pred) ** self.power, axis=-1)
+
+    x, loss, metric = rows_of(3 * ranks()), Hashless(), keras.metrics.MeanMetricWrapper(means, name="means")
+    metric.update_state(x, x)  # which builds it
+    before = [vars(each).copy() for each in (loss, metric)]
+    assert list(check(identity, loss, [metric], x, x + 2).values()) == pytest.approx([4, 4], rel=1e-5)
+    assert [vars(each).keys() for each in (loss, metric)] == [each.keys() for each in before]
 
 
 def test_one_process_takes_them_all():

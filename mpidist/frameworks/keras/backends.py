@@ -35,10 +35,14 @@ def seam() -> Any:
     return importlib.import_module(_SEAMS[keras.backend.backend()])
 
 
+def version() -> tuple[int, ...]:
+    """Return the first two numbers of Keras' version.  Local."""
+    return tuple(int(number) for number in keras.__version__.split(".")[:2])
+
+
 def require_backend() -> None:
     """Raise NotImplementedError unless models of this Keras can be distributed.  Local."""
-    found = tuple(int(number) for number in keras.__version__.split(".")[:2])
-    if found < _OLDEST:
+    if version() < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
         raise NotImplementedError(
             f"models of Keras {keras.__version__} are not distributed: Keras {oldest} is the oldest version that is "

@@ -14,6 +14,7 @@ import keras
 from keras.src.backend import get_keras_mask
 
 from mpidist.frameworks.keras import backends
+from mpidist.frameworks.keras.metrics import is_of_keras
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.row_values import by_number, require_row_values, require_row_weights
@@ -35,6 +36,16 @@ _MEANS = (
     keras.losses.binary_crossentropy,
     keras.losses.binary_focal_crossentropy,
 )
+
+
+#: The version from which on Keras divides what an activity_regularizer adds up by the first axis of the outputs.
+_DIVIDING_BY_ROWS = (3, 14)
+
+#: What adds up over the elements of outputs.
+_SUMS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+
+#: Layers of Keras that return what the user's own code does: the first axis need not be that of the rows.
+_OF_ANY_OUTPUT = (keras.Model, keras.layers.Lambda, keras.layers.TorchModuleWrapper, keras.layers.JaxLayer)
 
 
 def require_gradients(model: keras.Model) -> None:
@@ -143,17 +154,27 @@ def require_trainable(model: keras.Model) -> None:
 def require_layers_of_rows(model: keras.Model) -> None:
     """Raise NotImplementedError if a layer adds up over the rows of a batch, or keeps a state for each.  Local."""
     for layer in model._flatten_layers():
-        if getattr(layer, "activity_regularizer", None) is not None:
+        if getattr(layer, "activity_regularizer", None) is not None and not _is_regularized_by_rows(layer):
             raise NotImplementedError(
-                f"layer {layer.name!r} has an activity_regularizer, a sum over the rows of a batch, of which a "
-                "distributed Keras model would take the mean over its replicas. Call add_loss in the layer with a mean "
-                "over rows"
+                f"layer {layer.name!r} has an activity_regularizer that is not known to be a mean over the rows of a "
+                'batch, of which a replica has a part: with "l1", "l2" and "l1l2" those of Keras\' own layers are from '
+                "Keras 3.14 on, but for Lambda and models. Call add_loss in the layer with a mean over rows"
             )
         if getattr(layer, "stateful", False):
             raise NotImplementedError(
                 f"layer {layer.name!r} is stateful: it keeps a state for each row of a batch, of which a distributed "
                 "Keras model has a part on each replica. Make it with stateful=False"
             )
+
+
+def _is_regularized_by_rows(layer: Any) -> bool:
+    """Return whether what a layer's outputs add to the loss is known to be a mean over rows.  Local."""
+    return (
+        backends.version() >= _DIVIDING_BY_ROWS
+        and type(layer.activity_regularizer) in _SUMS
+        and is_of_keras(type(layer))
+        and not isinstance(layer, _OF_ANY_OUTPUT)
+    )
 
 
 def reductions_of(model: Any) -> set[str]:

@@ -37,7 +37,8 @@ class KeptMetric(Metric):
         """Take rows into account.  Local."""
         given, args = self._tensors(self._zeros), (y_true, y_pred[self._output])
         if not metrics.is_of_keras(type(self._metric).update_state):
-            metrics.require_sums(metrics.no_sums(self._metric, given, args, {}))
+            odd = metrics.no_sums(self._metric, given, args, {})
+            metrics.require_sums({metrics.says_more(path): is_odd for path, is_odd in odd.items()})
         with put_over(metrics.functions_of_rows([self._metric])):
             found = self._metric.stateless_update_state(given, *args)
         for place, value in enumerate(found):

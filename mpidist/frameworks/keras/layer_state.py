@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import keras
 
+from mpidist.frameworks.keras.metrics import is_of_keras
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.random_numbers import is_seed
 
@@ -97,9 +98,9 @@ def _averages(model: Any) -> set[int]:
     for layer in model._flatten_layers():
         # Private: the layer's own variables, those that were made to be trained, and others
         found.update(map(id, layer._trainable_variables))
-        is_of_keras = type(layer).__module__.partition(".")[0] == "keras"
+        is_own = not is_of_keras(type(layer))
         names = {name for kind, several in _AVERAGES.items() if isinstance(layer, kind) for name in several}
-        found.update(id(each) for each in layer._non_trainable_variables if is_of_keras or each.name in names)
+        found.update(id(each) for each in layer._non_trainable_variables if not is_own or each.name in names)
     return found
 
 

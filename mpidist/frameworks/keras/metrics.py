@@ -12,10 +12,14 @@ import numpy
 
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.row_sums import RowSum, added
 from mpidist.frameworks.keras.row_values import by_first_axis, require_row_values
 
 #: The metrics that take the mean of what a function returns.
 _FUNCTION = keras.metrics.MeanMetricWrapper
+
+#: Updates of the metrics that may be given one number.
+_OF_NUMBERS = (keras.metrics.Mean.update_state, keras.metrics.Sum.update_state)
 
 #: By so much of its numbers a sum may differ that is computed in another order.
 _ROUNDING = {"float64": 2.0**-47, "float32": 2.0**-18, "float16": 2.0**-5, "bfloat16": 2.0**-3}
@@ -119,20 +123,20 @@ def counted(
 ) -> Iterator[dict[str, Any]]:
     """Let metrics count a part of a batch as a part of it, for the time of a ``with`` block.  Local.
 
-    Yields a mapping for `require_sums`, in which updates of the user's own metrics put, by the path of a variable,
-    whether they do more than add to it.
+    Yields a mapping for `require_sums`, in which updates of the user's own metrics put, by what is wrong, whether it
+    is.
 
-    `count`: how many add up.  `replica`: where numbers that a step gives to `Mean` metrics are to weigh as its rows:
-    such a number is a mean over the rows, as a loss is, and it counts once for a batch, so its parts count once
-    together.  `is_part`: whether this is a part of a batch.  ValueError, when a metric is updated with one: a function
-    is one number for all rows.
+    `count`: how many add up.  `replica`: where numbers are to weigh as its rows that a step gives to `Mean` and `Sum`
+    metrics, and those that the user's own metrics add and that are means over rows: such a number counts once for a
+    batch, so its parts count once together.  `is_part`: whether this is a part of a batch.  ValueError, when a metric
+    is updated with one: a function is one number for all rows.
     """
     metrics = _every(model)
     odd: dict[str, Any] = {}
-    methods = [(each, "update_state", _watching(each, odd)) for each, _ in _own_sums(metrics, count)]
+    methods = [(each, "update_state", _watching(each, odd, replica)) for each, _ in _own_sums(metrics, count)]
     if replica is not None:
-        means = [each for each in metrics if type(each).update_state is keras.metrics.Mean.update_state]
-        methods += [(each, "update_state", _weighing(each, replica)) for each in means]
+        given = [each for each in metrics if type(each).update_state in _OF_NUMBERS]
+        methods += [(each, "update_state", _weighing(each, replica)) for each in given]
     with put_over([*methods, *(functions_of_rows(metrics) if is_part else ())]):
         yield odd
 
@@ -199,17 +203,67 @@ def require_zeros(model: keras.Model, count: int) -> None:
                 )
 
 
-def _watching(metric: Any, odd: dict[str, Any]) -> Callable[..., Any]:
+def _watching(metric: Any, odd: dict[str, Any], replica: ModelReplica | None) -> Callable[..., Any]:
     def update_state(*args: Any, **kwargs: Any) -> Any:
         watching = vars(metric).pop("update_state")
         try:
-            for path, is_odd in no_sums(metric, [each.value for each in metric.variables], args, kwargs).items():
-                odd[path] = keras.ops.logical_or(odd.get(path, False), is_odd)
-            return metric.update_state(*args, **kwargs)
+            before = [keras.ops.copy(each.value) for each in metric.variables]
+            no_sum = no_sums(metric, before, args, kwargs)
+            _put(odd, {says_more(path): is_odd for path, is_odd in no_sum.items()})
+            found = metric.update_state(*args, **kwargs)
+            if replica is not None and replica.share is not None and no_sum:
+                of_rows = added(metric, args, kwargs, replica.share.given_rows)
+                for variable, value, sums in zip(metric.variables, before, of_rows, strict=True):
+                    if variable.path in no_sum:
+                        is_sum = keras.ops.logical_not(no_sum[variable.path])
+                        _put(odd, _counted_by_rows(variable, value, sums, replica.weight, is_sum))
+            return found
         finally:
             vars(metric)["update_state"] = watching
 
     return update_state
+
+
+def _put(odd: dict[str, Any], found: Mapping[str, Any]) -> None:
+    for what, is_odd in found.items():
+        odd[what] = keras.ops.logical_or(odd.get(what, False), keras.ops.any(is_odd))
+
+
+def _counted_by_rows(variable: Any, before: Any, sums: RowSum, weight: Any, is_sum: Any) -> dict[str, Any]:
+    """Let a mean that was added to a variable count as that of a part of a batch; return what is wrong, whether it is.
+
+    `before`: the value.  `weight`: of the part.  `is_sum`: whether the update has only added to the variable.
+    """
+    ops = keras.ops
+    found = {_says_neither(variable.path): ops.logical_and(is_sum, sums.is_neither)}
+    if not keras.backend.is_float_dtype(variable.dtype):
+        return {**found, _says_whole(variable): ops.logical_and(is_sum, sums.is_mean)}
+    part = ops.cast(weight * sums.number, variable.dtype)
+    variable.assign(ops.where(sums.is_mean, before + part, variable.value))
+    return found
+
+
+def says_more(path: str) -> str:
+    """Return what is wrong with a variable that is more than added to.  Local."""
+    return (
+        f"update_state of a metric does more than add to its variable {path!r}, and the variables of metrics are added "
+        f"up: the sum of several maxima, or of last values, is none of all rows. {_ADVICE}"
+    )
+
+
+def _says_neither(path: str) -> str:
+    return (
+        f"update_state of a metric adds to its variable {path!r} what is neither a sum nor a mean over the rows that "
+        f"it is given, and a replica is given a part of them. {_ADVICE}"
+    )
+
+
+def _says_whole(variable: Any) -> str:
+    return (
+        f"update_state of a metric adds to its variable {variable.path!r} a number that does not grow with the rows, "
+        f"and counts once for a batch: of it each replica adds a part, which {variable.dtype} cannot hold. Make the "
+        'variable with dtype="float32"'
+    )
 
 
 def no_sums(metric: Any, values: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -242,13 +296,10 @@ def no_sums(metric: Any, values: Sequence[Any], args: Sequence[Any], kwargs: dic
 
 
 def require_sums(odd: Mapping[str, Any]) -> None:
-    """Raise NotImplementedError if a variable is none to which an update adds.  Local."""
-    for path, is_odd in odd.items():
+    """Raise NotImplementedError with what is wrong with the updates of the user's own metrics, if it is.  Local."""
+    for what, is_odd in odd.items():
         if keras.ops.convert_to_numpy(is_odd):
-            raise NotImplementedError(
-                f"update_state of a metric does more than add to its variable {path!r}, and the variables of metrics "
-                f"are added up: the sum of several maxima, or of last values, is none of all rows. {_ADVICE}"
-            )
+            raise NotImplementedError(what)
 
 
 def number(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Hashable
 from fractions import Fraction
 from typing import Any
@@ -13,11 +14,13 @@ import keras
 # Private: the shape of what a function returns, without values
 from keras.src.backend import compute_output_spec
 
+from mpidist.errors import quoted
+
 #: The other numbers of rows are multiples of this one: a loss may take rows by twos, threes or fours.
 _MULTIPLE = 12
 
-#: Under which name a loss or a metric keeps the shapes that were found right.
-_FOUND = "_mpidist_row_shapes"
+#: By the ids of losses and metrics that live: the shapes that were found right.  Some cannot be hashed.
+_FOUND: dict[int, set[Hashable]] = {}
 
 _ADVICE = (
     "return a value for each row, as keras.ops.mean(keras.ops.abs(labels - outputs), axis=-1) is of outputs of two axes"
@@ -55,8 +58,7 @@ def require_row_values(
     leaves = [leaf for leaf in keras.tree.flatten(given) if getattr(leaf, "shape", ())]
     shapes = tuple(tuple(leaf.shape) for leaf in leaves)
     shape, rows = tuple(keras.ops.shape(values)), shapes[0][0]
-    found = vars(owner).setdefault(_FOUND, set())
-    if (shape, shapes) in found:
+    if (shape, shapes) in _FOUND.get(id(owner), ()):
         return
     says = f"{who} returned values of shape {shape} for {rows} rows"
     if not shape:
@@ -64,7 +66,7 @@ def require_row_values(
     columns = {size for each in shapes for size in each[1:]}
     fewer, more = itertools.islice((n for n in itertools.count(2 * _MULTIPLE, _MULTIPLE) if n not in columns), 2)
     others = {n: _shape_of(function, *_of_rows(given, rows, n, n)) for n in (fewer, more)}
-    known = {n: each for n, each in others.items() if each is not None}
+    known = {n: each for n, each in others.items() if isinstance(each, tuple)}
     if len({measure(shape, rows), *(measure(each, n) if each else None for n, each in known.items())}) > 1:
         would = ", ".join(f"{each} for {n}" for n, each in known.items())
         raise ValueError(f"{says}, and would return {would}: {_ADVICE}")
@@ -72,16 +74,24 @@ def require_row_values(
         if shape[0] % rows:
             raise ValueError(f"{says}: {_ADVICE}")
         is_by_chance = rows == 1 or rows in columns
-        if is_by_chance and _shape_of(function, *_of_rows(given, rows, rows, rows)) is not None:
-            raise ValueError(f"{says}, and fails for {fewer} or {more} rows, as where rows meet columns: {_ADVICE}")
+        if is_by_chance and isinstance(_shape_of(function, *_of_rows(given, rows, rows, rows)), tuple):
+            error = next(each for each in others.values() if isinstance(each, Exception))
+            raise ValueError(
+                f"{says}, and fails for {fewer} or {more} rows, as where rows meet columns: {_ADVICE}. The failure: "
+                f"{quoted(error)}"
+            ) from error
     mixed = _of_rows(given, rows, fewer, more)
-    if _shape_of(function, *mixed) is not None and _shape_of(function, *_of_like_axes(*mixed)) is None:
+    if isinstance(_shape_of(function, *mixed), tuple) and not isinstance(
+        _shape_of(function, *_of_like_axes(*mixed)), tuple
+    ):
         raise ValueError(
             f"{says}, each of which depends on all rows: labels and outputs have the shapes "
             f"{' and '.join(map(str, shapes))}, and rows of the one meet the last axis of the other. Expand labels of "
             "shape (rows,) to (rows, 1), as labels[:, None], or let the function do so"
         )
-    found.add((shape, shapes))
+    if id(owner) not in _FOUND:
+        weakref.finalize(owner, _FOUND.pop, id(owner))
+    _FOUND.setdefault(id(owner), set()).add((shape, shapes))
 
 
 def require_row_weights(who: str, values: Any, weights: Any) -> None:
@@ -106,12 +116,12 @@ def _is_for(weights: Shape, values: Shape) -> bool:
     return not weights or len(fewer) == len(more) or len(fewer) + 1 == len(more) and more[-1] == 1
 
 
-def _shape_of(function: Callable[[Any, Any], Any], labels: Any, outputs: Any) -> Shape | None:
-    """Return the shape of what a function returns; None where it fails."""
+def _shape_of(function: Callable[[Any, Any], Any], labels: Any, outputs: Any) -> Shape | Exception:
+    """Return the shape of what a function returns, or its error."""
     try:
         spec = compute_output_spec(lambda *given: keras.ops.convert_to_tensor(function(*given)), labels, outputs)
-    except Exception:
-        return None
+    except Exception as error:
+        return error
     return tuple(spec.shape)
 
 

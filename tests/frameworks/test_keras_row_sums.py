@@ -1,0 +1,115 @@
+"""Metrics of one's own on N ranks: what they add counts as in one process, also means of uneven parts."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy
+import pytest
+
+if importlib.util.find_spec("keras") is None:
+    pytest.skip("there is no Keras", allow_module_level=True)
+
+import keras
+
+from tests.frameworks.keras_models import X, Y, assert_histories, compiled, distributed, pair, ranks, sequential
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+ops = keras.ops
+
+
+def distance(y, outputs):
+    return ops.mean(ops.abs(ops.subtract(y, outputs)))
+
+
+def distances(y, outputs):
+    return ops.sum(ops.abs(ops.subtract(y, outputs)))
+
+
+class Adding(keras.metrics.Metric):
+    """Adds a number for each batch, and counts batches or rows."""
+
+    def __init__(self, fn=distance, counts=lambda y: 1, divides=True, dtype=None):
+        super().__init__(name="own")
+        self.fn, self.counts, self.divides = fn, counts, divides
+        self.total = self.add_variable((), "zeros", name="total")
+        self.count = self.add_variable((), "zeros", name="count", dtype=dtype)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(self.fn(y_true, y_pred))
+        self.count.assign_add(self.counts(y_true))
+
+    def result(self):
+        return self.total / ops.cast(self.count, "float32") if self.divides else self.total + 0.0
+
+
+class OwnMean(keras.metrics.Mean):
+    def update_state(self, values, sample_weight=None):
+        super().update_state(values, sample_weight)
+
+
+class Told(keras.Model):
+    """Gives its loss to a metric."""
+
+    def __init__(self, *args, kind, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.own = kind(name="own")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        self.own.update_state(loss)
+        return loss
+
+
+def with_metric(metric):
+    return lambda model: model.compile("sgd", "mse", metrics=[metric()])
+
+
+def train(model):
+    """Batches of 20, 20 and 5 rows, of 7, of 1, and with a rank of fewer rows."""
+    found = model.fit(X, Y, batch_size=20, epochs=2, verbose=0, shuffle=False)
+    found.history["few"] = [model.evaluate(X[:23], Y[:23], batch_size=size, verbose=0)[-1] for size in (7, 1)]
+    found.history["batch"] = [model.train_on_batch(X[:rows], Y[:rows])[-1] for rows in (ranks() + 1, 1)]
+    return found
+
+
+@pytest.mark.parametrize("metric", [
+    lambda: Adding(),
+    lambda: Adding(divides=False),
+    lambda: Adding(distances, len),
+    lambda: Adding(distances, len, dtype="int32"),
+    lambda: Adding(lambda y, outputs: ops.mean(ops.cast(ops.greater(y, 0.9), "float32"))),  # zeros in the first rows
+])  # fmt: skip
+def test_sums_and_means(metric):
+    (_, expected), (_, found) = pair(sequential, with_metric(metric))(train)
+    assert_histories(expected, found)
+
+
+@pytest.mark.parametrize("kind", [keras.metrics.Mean, keras.metrics.Sum, OwnMean])
+def test_a_loss_that_is_given_to_a_metric(kind):
+    def make():
+        inputs = keras.Input((3,))
+        return Told(inputs, keras.layers.Dense(1)(inputs), kind=kind)
+
+    (_, expected), (_, found) = pair(make, compiled(metrics=[]))(
+        lambda model: model.fit(X, Y, batch_size=20, epochs=2, verbose=0, shuffle=False)
+    )
+    assert "own" in found.history
+    assert_histories(expected, found)
+
+
+@pytest.mark.parametrize("metric, message", [
+    (lambda: Adding(lambda y, outputs: ops.max(y)), "'own/total' what is neither a sum nor a mean over the rows"),
+    (lambda: Adding(lambda y, outputs: ops.std(y)), "'own/total' what is neither a sum nor a mean over the rows"),
+    (lambda: Adding(lambda y, outputs: ops.exp(distance(y, outputs))), "'own/total' what is neither"),
+    (lambda: Adding(dtype="int32"), "'own/count' a number that does not grow with the rows.*which int32"),
+    (lambda: Adding(lambda y, outputs: ops.mean(ops.reshape(y, (10, 1)))), "'own' fails for other numbers of rows"),
+])  # fmt: skip
+@pytest.mark.parametrize("call", ["fit", "evaluate", "train_on_batch"])
+def test_what_parts_do_not_add_up_to(metric, message, call):
+    model = distributed(sequential, with_metric(metric))
+    x = X[: 10 * ranks()] if ranks() < 5 else numpy.tile(X, (ranks(), 1))[: 10 * ranks()]
+    settings = {} if call.endswith("batch") else {"verbose": 0, "batch_size": len(x)}
+    with pytest.raises(NotImplementedError, match=message):
+        getattr(model, call)(x, numpy.tanh(x.sum(axis=1, keepdims=True)), **settings)
