@@ -62,6 +62,12 @@ class GroupClient:
             self._apart.add(spec.key)
         self._layout, self._is_stale = None, True
 
+    def begin_function(self) -> None:
+        """Begin a scheduled function, with the servers' present values."""
+        if self._client is not None:
+            self._client.begin_function()
+        self.refresh()
+
     def refresh(self) -> None:
         """Give all ranks the servers' present values."""
         self.moment += 1

@@ -136,12 +136,12 @@ class FunctionExecutor:
 
     def _run(self, batch: int, numbers: Sequence[int], payloads: Sequence[Any], results: list[Any]) -> Failure | None:
         """Run the calls of a batch and add what they return to `results`, up to the first that raises."""
-        refresh, known, looked = self._client.refresh, self._functions, time.monotonic()
+        begin, known, looked = self._client.begin_function, self._functions, time.monotonic()
         servers, pushed = self._servers, self._pushed
         try:
             for number, payload in zip(numbers, payloads, strict=True):
                 fn = known.get(number) or self._function(number)
-                refresh()
+                begin()
                 if payload is None:
                     result = fn()
                 else:

@@ -44,6 +44,8 @@ class Client:
     def refresh(self) -> None:
         self.refreshed += 1
 
+    begin_function = refresh
+
     def flush(self) -> None:
         self.flushed += 1
 
