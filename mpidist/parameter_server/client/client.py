@@ -290,6 +290,17 @@ class Client:
             end.ask("iterations", number=number, value=value)
 
     @_asks
+    def skip(self, number: int) -> None:
+        """Have a step counted that is left out."""
+        for end in self.servers:
+            end.ask("skipped", number=number, count=1)
+
+    @_asks
+    def skipped_steps(self, number: int) -> int:
+        """Return the steps of an optimizer that all clients have left out; KeyError if the servers have none such."""
+        return self.servers[0].ask("skipped", number=number, count=0)[0]["skipped_steps"]
+
+    @_asks
     def learning_rate(self, number: int) -> float | None:
         """Return an optimizer's learning rate, None where it is a function; KeyError if the servers have none such."""
         return self.servers[0].ask("iterations", number=number, value=None)[0].get("learning_rate")
@@ -377,6 +388,12 @@ class Client:
             for end in self._clocks:
                 with suppress(PeerLostError):  # whoever needs it again will be told
                     end.note("idle")
+
+    def meet(self, number: int) -> None:
+        """Wait until all clients have come here, and what they have pushed is applied; each meeting has a number."""
+        self.idle()  # or a gradient might wait for one of a client that waits here
+        self.flush()
+        self.servers[0].ask("meet", number=number)
 
     def stand_aside(self) -> None:
         """Make no steps from now on, as a chief that schedules them: nobody waits for it, nor does it for others."""

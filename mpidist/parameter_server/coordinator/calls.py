@@ -142,6 +142,11 @@ class Calls:
         """Wait until no call waits or runs; FunctionTimeoutError when so many seconds have passed."""
         self._until(lambda: not self.waiting and not self.running, "for all scheduled functions", timeout)
 
+    def settle(self) -> None:
+        """Wait until no call waits or runs; not while servers are replaced, when none is running."""
+        if not self._is_quiet:
+            self.wait_for_all()
+
     @property
     def running(self) -> int:
         """How many calls workers have."""
