@@ -95,7 +95,7 @@ class Calls:
             self._say(end, *content)
 
     def pump(self) -> bool:
-        """Take in what workers have answered, and give them work; return whether there was an answer.  Local."""
+        """Take in what workers have answered, and give them work; return whether there was either.  Local."""
         heard = False
         for end in list(self.worker_ends):
             if end.is_gone:  # since this look began
@@ -111,23 +111,23 @@ class Calls:
             self._refresh()
         if self.recovery is not None:
             self.recovery.look()
-        if self.waiting:
-            self.feed()
-        return heard
+        return (bool(self.waiting) and self.feed()) or heard
 
-    def feed(self) -> None:
-        """Give waiting calls to workers that have room."""
+    def feed(self) -> bool:
+        """Give waiting calls to workers that have room; return whether any was given."""
         if self._is_quiet:
-            return
+            return False
         now = time.monotonic()
         with_room = [end for end in self.worker_ends if end.has_room(now)]
         with_room.sort(key=lambda end: bool(end.batches))
+        before = self._batches
         while self.waiting and with_room:
             for end in with_room:
                 if self.waiting and not end.is_gone:
                     self._give(end)
             with_room = [end for end in with_room if end.has_room(now)]
         self.hungry = bool(with_room)
+        return self._batches > before
 
     def make_room(self) -> None:
         """Wait until there are fewer calls waiting than the capacity, or one has failed.  Local."""

@@ -596,6 +596,18 @@ def test_a_process_that_is_alone_is_its_own_worker():
     coordinator._end()
 
 
+def test_a_process_that_is_alone_is_never_waited_for(monkeypatch):
+    """A call that is given to it in the middle of a wait is done at once."""
+    monkeypatch.setattr("mpidist.parameter_server.coordinator.coordinator._LOOK_SECONDS", 60.0)
+    coordinator = coordinator_alone()
+    for _ in range(10):
+        assert coordinator.fetch([coordinator.schedule(index) for _ in range(3)]) == [0] * 3
+        coordinator.schedule(index)
+        coordinator.join()
+        assert coordinator.done()
+    coordinator._end()
+
+
 def test_what_is_not_defined_is_a_name_error_in_a_process_that_is_alone():
     coordinator = coordinator_alone()
     coordinator.schedule(uses_what_is_not_there)
