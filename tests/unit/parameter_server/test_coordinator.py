@@ -596,14 +596,14 @@ def test_a_process_that_is_alone_is_its_own_worker():
     coordinator._end()
 
 
-def test_a_process_that_is_alone_is_never_waited_for(monkeypatch):
+def test_a_process_that_is_alone_is_never_waited_for():
     """A call that is given to it in the middle of a wait is done at once."""
-    monkeypatch.setattr("mpidist.parameter_server.coordinator.coordinator._LOOK_SECONDS", 60.0)
     coordinator = coordinator_alone()
-    for _ in range(10):
-        assert coordinator.fetch([coordinator.schedule(index) for _ in range(3)]) == [0] * 3
-        coordinator.schedule(index)
-        coordinator.join()
+    for number in range(500):
+        calls = [coordinator.schedule(index) for _ in range(number % 5 + 1)]
+        if number % 3:
+            coordinator.join()
+        assert coordinator.fetch(calls) == [0] * len(calls)
         assert coordinator.done()
     coordinator._end()
 
