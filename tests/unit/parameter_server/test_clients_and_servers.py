@@ -498,7 +498,7 @@ def test_every_gradient_of_a_reading_that_is_late_is_dropped(far, lists, reads):
             assert has_read.wait(10)
         for _ in range(1 + (client.number == 1)):
             for number, optimizer in enumerate(optimizers):
-                client.push(optimizer, [((number, 0), numpy.full(1, 10.0 ** client.number))])
+                client.push(optimizer, [((number, 0), numpy.full(1, 10.0**client.number))])
             client.flush()
             is_ahead.set()
             if client.number:

@@ -1,0 +1,117 @@
+"""A checkpoint that is restored while workers train: steps from before it change nothing that it has set."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy
+import pytest
+
+import mpidist
+from mpidist.optimizers import SGD
+from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
+from mpidist.parameter_server.server.store import Store
+from tests.unit.parameter_server.jobs import job
+
+POLICIES = pytest.mark.parametrize(
+    "consistency", [None, StaleSynchronous(0), StaleSynchronous(10), BackupWorkers(2)], ids=str
+)
+
+
+@POLICIES
+@pytest.mark.parametrize("servers", [1, 2])
+def test_workers_steps_from_before_are_not_made_on_what_was_restored(servers, consistency, tmp_path):
+    path = tmp_path / "checkpoint.h5"
+    has_begun = threading.Event()
+
+    def on_worker(strategy):
+        number = strategy.extended.number
+        with strategy.scope():
+            variables = [mpidist.Variable(numpy.zeros(2)) for _ in range(2)]
+            optimizer = SGD(1.0)
+        checkpoint = mpidist.Checkpoint(a=variables[0], b=variables[1], optimizer=optimizer)
+        if number == 0:
+            checkpoint.save(path)
+        else:
+            has_begun.set()
+            time.sleep(0.2)  # the first would have restored by now
+        has_begun.wait(10)
+        for _ in range(3 * number):
+            strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(2), each) for each in variables]))
+        checkpoint.restore(path)
+        strategy.extended.pull(own_first=False)
+        return [each.value.tolist() for each in variables], optimizer.iterations
+
+    found = job(on_worker, 2 + servers, num_ps=servers, consistency=consistency)
+    assert found == [([[0.0, 0.0]] * 2, 0)] * 2
+
+
+def test_a_worker_that_has_ended_is_not_waited_for(tmp_path):
+    def on_worker(strategy):
+        with strategy.scope():
+            w = mpidist.Variable(numpy.zeros(2))
+        checkpoint = mpidist.Checkpoint(w=w)
+        if strategy.extended.number == 2:
+            strategy._client.leave()
+            return None
+        checkpoint.save(tmp_path / "checkpoint.h5")
+        checkpoint.restore(tmp_path / "checkpoint.h5")
+        return w.value.tolist()
+
+    assert job(on_worker, 4) == [[0.0, 0.0]] * 2 + [None]
+
+
+def test_a_chief_waits_for_the_functions_that_it_has_scheduled(tmp_path, monkeypatch):
+    push = Store.push
+    monkeypatch.setattr(Store, "push", lambda *arguments: (time.sleep(0.01), push(*arguments)))
+    path = tmp_path / "checkpoint.h5"
+
+    def on_rank(strategy):
+        with strategy.scope():
+            w = mpidist.Variable(numpy.zeros(2))
+            optimizer = SGD(1.0)
+
+        def step():
+            time.sleep(0.02)
+            optimizer.apply_gradients([(numpy.ones(2), w)])
+
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        try:
+            checkpoint = mpidist.Checkpoint(w=w, optimizer=optimizer)
+            checkpoint.save(path)
+            for _ in range(6):
+                coordinator.schedule(step)
+            checkpoint.restore(path)
+            coordinator.join()
+            return w.read_value().tolist(), optimizer.iterations
+        finally:
+            coordinator._end()
+
+    assert job(on_rank, 4) == [([0.0, 0.0], 0)]
+
+
+@pytest.mark.parametrize("verb", ["save", "restore"])
+def test_a_scheduled_function_saves_and_restores_nothing(verb, tmp_path):
+    """Before, a save in one did nothing without a word, and a restore waited for the chief's for ever."""
+
+    def on_rank(strategy):
+        with strategy.scope():
+            w = mpidist.Variable(numpy.zeros(2))
+        checkpoint = mpidist.Checkpoint(w=w)
+        path = tmp_path / "checkpoint.h5"
+
+        def act():
+            getattr(checkpoint, verb)(path)
+
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        try:
+            checkpoint.save(path)
+            coordinator.schedule(act)
+            with pytest.raises(RuntimeError, match="let the program of the chief do it"):
+                coordinator.join()
+            return True
+        finally:
+            coordinator._end()
+
+    assert job(on_rank, 3) == [True]
