@@ -216,13 +216,14 @@ class Checkpoint:
     def note_restored(self) -> None:
         """Have the optimizers of other workers know the learning rate that the first worker has restored.
 
-        Collective among the ranks of a worker.
+        What they have accumulated before is left out.  Collective among the ranks of a worker.
         """
         if writes_here():
             return
         for part in self._parts.values():
             if isinstance(part, Optimizer):
                 part.read_learning_rate()
+                part.forget_micro_batches()
 
     @in_kept_world
     def restore_here(self, path: str | Path) -> None:

@@ -390,10 +390,14 @@ class Client:
                     end.note("idle")
 
     def meet(self, number: int) -> None:
-        """Wait until all clients have come here, and what they have pushed is applied; each meeting has a number."""
+        """Wait until all clients have come here, and what they have pushed is applied; each meeting has a number.
+
+        Nothing is owed then of gradients from before, since what follows may restore the variables.
+        """
+        self.plans.residues.drop()
         self.idle()  # or a gradient might wait for one of a client that waits here
         self.flush()
-        self.servers[0].ask("meet", number=number)
+        self.servers[0].ask("await_all_workers", number=number)
 
     def stand_aside(self) -> None:
         """Make no steps from now on, as a chief that schedules them: nobody waits for it, nor does it for others."""

@@ -31,6 +31,11 @@ class Residues:
         #: By variable: memory, and its first element there.
         self._places: dict[Key, tuple[Any, int]] = {}
 
+    def drop(self) -> None:
+        """Owe nothing any more of what was pushed."""
+        for memory, _ in self._places.values():
+            memory[...] = 0
+
     def of(self, specs: Sequence[VariableSpec]) -> list[tuple[int, Any]]:
         """Return the residues of variables of one dtype: those of neighbours as one array, with their number."""
         new = [spec for spec in specs if spec.key not in self._places]

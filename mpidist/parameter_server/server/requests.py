@@ -69,6 +69,11 @@ class Requests:
         known = self._store.variables.get(spec.key)
         if known is None:
             if array is None:
+                if not self._peers[0].is_here:
+                    raise ValueError(
+                        f"client {peer.number} creates {spec}, and the chief, which gives the initial values, has "
+                        "ended without it; all clients must create the same variables in the same order"
+                    )
                 raise Waiting  # for the chief
             self._store.create(spec, array)
         elif (known.name, known.shape, known.dtype) != (spec.name, spec.shape, spec.dtype):
@@ -133,7 +138,7 @@ class Requests:
         self._require_done(peer)
         return ({},)
 
-    def _on_meet(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+    def _on_await_all_workers(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         """Answer when all clients that are here have asked for this, and all that they had pushed is done with."""
         met = self._met.setdefault(request["number"], set())
         met.add(peer.number)
@@ -232,7 +237,9 @@ class Requests:
 
 
 #: Requests that need no lock: those that change nothing, and `create`, whose variable nobody sees yet.
-_READS = frozenset(("hello", "create", "pull", "step", "flush", "meet", "read", "plan", "state", "skipped"))
+_READS = frozenset(
+    ("hello", "create", "pull", "step", "flush", "await_all_workers", "read", "plan", "state", "skipped")
+)
 
 
 def _key(request: dict[str, Any]) -> Key:

@@ -47,6 +47,34 @@ def test_workers_steps_from_before_are_not_made_on_what_was_restored(servers, co
     assert found == [([[0.0, 0.0]] * 2, 0)] * 2
 
 
+@pytest.mark.parametrize("lost_by", ["accumulation", "rounding"])
+def test_nothing_of_gradients_from_before_is_part_of_later_steps(lost_by, tmp_path):
+    path = tmp_path / "checkpoint.h5"
+    is_accumulated = lost_by == "accumulation"
+    odd = 1 + 2.0**-12  # float16 loses the last part
+
+    def on_worker(strategy):
+        with strategy.scope():
+            w = mpidist.Variable(numpy.zeros(1, "float32"))
+            optimizer = SGD(1.0, gradient_accumulation_steps=2 if is_accumulated else 1)
+        checkpoint = mpidist.Checkpoint(w=w, optimizer=optimizer)
+        checkpoint.save(path)
+
+        def push(value):
+            optimizer.apply_gradients([(numpy.full(1, value, "float32"), w)])
+
+        if strategy.extended.number:
+            strategy.run(push, args=(100.0 if is_accumulated else odd,))
+        checkpoint.restore(path)
+        if strategy.extended.number:
+            for _ in range(2 if is_accumulated else 1):
+                strategy.run(push, args=(1.0,))
+        strategy.extended._client.meet(100)
+        return float(w.read_value()[0])
+
+    assert job(on_worker, 3, push_dtype=None if is_accumulated else "float16") == [-1.0] * 2
+
+
 def test_a_worker_that_has_ended_is_not_waited_for(tmp_path):
     def on_worker(strategy):
         with strategy.scope():
