@@ -125,8 +125,7 @@ class ServedExtended(StrategyExtended):
         """
         is_first = self.writes_checkpoints
         if self.has_coordinator:
-            self._strategy._cluster_coordinator._calls.settle()
-            return fn()
+            return self._strategy._cluster_coordinator._calls.between_calls(fn)
         self._client.meet(self._words)
         # the word goes by way of server 0, as a variable
         spec = VariableSpec(

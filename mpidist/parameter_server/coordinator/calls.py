@@ -13,7 +13,7 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from mpidist.errors import CancelledError, FunctionTimeoutError, MpidistError, PeerLostError
 from mpidist.parameter_server.client.client import Client
@@ -28,6 +28,8 @@ from mpidist.parameter_server.coordinator.worker_end import CallBatch, WorkerEnd
 from mpidist.parameter_server.layout import Key
 from mpidist.transports.connections.base import Connection
 from mpidist.transports.connections.waiting import Patience
+
+T = TypeVar("T")
 
 _log = logging.getLogger("mpidist")
 
@@ -142,10 +144,13 @@ class Calls:
         """Wait until no call waits or runs; FunctionTimeoutError when so many seconds have passed."""
         self._until(lambda: not self.waiting and not self.running, "for all scheduled functions", timeout)
 
-    def settle(self) -> None:
-        """Wait until no call waits or runs; not while servers are replaced, when none is running."""
-        if not self._is_quiet:
+    def between_calls(self, restore: Callable[[], T]) -> T:
+        """Return what `restore` returns, called when no call waits or runs; workers keep no gradients from before."""
+        if not self._is_quiet:  # else servers are being replaced: none is running
             self.wait_for_all()
+        found = restore()
+        self.tell(Topic.RESTORED)
+        return found
 
     @property
     def running(self) -> int:

@@ -46,6 +46,8 @@ class Topic(enum.IntEnum):
     SERVER_LOST = 9
     #: To a worker: servers of variables that were moved, by key.
     MOVED = 10
+    #: To a worker: variables are those of a checkpoint now.
+    RESTORED = 12
     #: To the chief: number of a server that is gone; the worker has done with all that it had begun.
     QUIET = 11
     #: To the chief: number of the batch, seconds it took, results, failure.

@@ -119,6 +119,53 @@ def test_a_chief_waits_for_the_functions_that_it_has_scheduled(tmp_path, monkeyp
     assert job(on_rank, 4) == [([0.0, 0.0], 0)]
 
 
+def test_a_worker_keeps_no_micro_batch_from_before_its_chief_has_restored(tmp_path):
+    path = tmp_path / "checkpoint.h5"
+
+    def on_rank(strategy):
+        with strategy.scope():
+            w = mpidist.Variable(numpy.zeros(1))
+            optimizer = SGD(1.0, gradient_accumulation_steps=2)
+
+        def step(gradient):
+            optimizer.apply_gradients([(numpy.full(1, gradient), w)])
+
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        try:
+            checkpoint = mpidist.Checkpoint(w=w, optimizer=optimizer)
+            checkpoint.save(path)
+            coordinator.schedule(step, args=(100.0,))
+            checkpoint.restore(path)
+            for _ in range(2):
+                coordinator.schedule(step, args=(1.0,))
+            coordinator.join()
+            return w.read_value().tolist(), optimizer.iterations
+        finally:
+            coordinator._end()
+
+    assert job(on_rank, 3) == [([-1.0], 1)]
+
+
+def test_a_process_alone_goes_on_with_the_micro_batches_that_it_has_restored(tmp_path):
+    strategy = mpidist.ParameterServerStrategy()
+    with strategy.scope():
+        w = mpidist.Variable(numpy.zeros(1))
+        optimizer = SGD(1.0, gradient_accumulation_steps=2)
+
+    def step(gradient):
+        optimizer.apply_gradients([(numpy.full(1, gradient), w)])
+
+    coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+    checkpoint = mpidist.Checkpoint(w=w, optimizer=optimizer)
+    coordinator.schedule(step, args=(3.0,))
+    checkpoint.save(tmp_path / "checkpoint.h5")
+    checkpoint.restore(tmp_path / "checkpoint.h5")
+    coordinator.schedule(step, args=(1.0,))
+    coordinator.join()
+    coordinator._end()
+    assert w.value.tolist() == [-2.0]
+
+
 @pytest.mark.parametrize("verb", ["save", "restore"])
 def test_a_scheduled_function_saves_and_restores_nothing(verb, tmp_path):
     """Before, a save in one did nothing without a word, and a restore waited for the chief's for ever."""
