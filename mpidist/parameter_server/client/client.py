@@ -395,8 +395,8 @@ class Client:
         Nothing is owed then of gradients from before, since what follows may restore the variables.
         """
         self.plans.residues.drop()
-        self.idle()  # or a gradient might wait for one of a client that waits here
         self.flush()
+        self.idle()  # or a gradient might wait for one of a client that waits here
         self.servers[0].ask("await_all_workers", number=number)
 
     def stand_aside(self) -> None:

@@ -75,6 +75,20 @@ def test_nothing_of_gradients_from_before_is_part_of_later_steps(lost_by, tmp_pa
     assert job(on_worker, 3, push_dtype=None if is_accumulated else "float16") == [-0.125] * 2
 
 
+def test_the_last_step_of_backup_workers_before_has_all_its_gradients(tmp_path):
+    def on_worker(strategy):
+        number = strategy.extended.number
+        with strategy.scope():
+            w, optimizer = mpidist.Variable(numpy.zeros(1)), SGD(1.0)
+        time.sleep(0.05 * number)
+        strategy.run(lambda: optimizer.apply_gradients([(numpy.full(1, 3.0**number), w)]))
+        manager = mpidist.CheckpointManager(mpidist.Checkpoint(w=w), tmp_path, 1)
+        assert manager.restore_or_initialize() is None
+        return w.read_value().tolist()
+
+    assert job(on_worker, 4, consistency=BackupWorkers(3)) == [[-(1.0 + 3.0 + 9.0) / 3]] * 3
+
+
 def test_a_worker_that_has_ended_is_not_waited_for(tmp_path):
     def on_worker(strategy):
         with strategy.scope():
