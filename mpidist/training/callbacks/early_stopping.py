@@ -12,9 +12,9 @@ import numpy
 
 from mpidist import arrays
 from mpidist.options import VariableSynchronization
+from mpidist.parameter_server import registry
 from mpidist.training.callbacks.base import Callback, Logs
 from mpidist.training.callbacks.monitor import Monitor, Monitoring
-from mpidist.training.checkpoint import writes_here
 from mpidist.variables import DistributedVariable
 
 _log = logging.getLogger("mpidist")
@@ -101,10 +101,17 @@ class EarlyStopping(Monitoring):
         super().on_train_end(logs)
         if self.stopped_epoch and self.trainer.is_chief:
             _log.info("EarlyStopping: ended after epoch %d; the best was epoch %d", self.stopped_epoch, self.best_epoch)
-        if self._best_copies is not None:
-            put_back = _put_saved if self._are_saved else _put_back
-            for variable, copy in zip(self.trainer.variables, self._best_copies, strict=True):
-                put_back(variable, copy)
+        job = registry.of_job()
+        if self.restore_best_weights and job is not None and not self.trainer.variables[0].is_here:
+            job.extended.by_first_worker(self._put_back)  # when the others have made their last steps
+        elif self.restore_best_weights:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        """Set the variables to the best ones, if there are any; those on servers, in the first worker only."""
+        put_back = _put_saved if self._are_saved else _put_back
+        for variable, copy in zip(self.trainer.variables, self._best_copies or (), strict=False):
+            put_back(variable, copy)
 
     def state(self) -> dict[str, Any]:
         """Return the numbers for a checkpoint, and the best variables if they are to be restored.
@@ -167,18 +174,17 @@ def _copy(variable: DistributedVariable) -> Any:
 
 
 def _put_back(variable: DistributedVariable, copy: Any) -> None:
-    """Set a variable to its copy; a variable on servers, in the first worker only."""
+    """Set a variable to its copy."""
     if variable.is_here:
         variable.storage[...] = copy
         variable.note_change()
-    elif writes_here():
+    else:
         variable.restore(copy)
 
 
 def _put_saved(variable: DistributedVariable, value: Any) -> None:
-    """Set a variable to what a checkpoint held of it; a variable on servers, in the first worker only."""
-    if variable.is_here or writes_here():
-        variable.restore(value)
+    """Set a variable to what a checkpoint held of it."""
+    variable.restore(value)
 
 
 def _saved(variable: DistributedVariable, copy: Any) -> Any:
