@@ -34,7 +34,7 @@ class StoredOptimizer(ServedOptimizer):
         self._torn: str | None = None
 
     def require_same(self, content: bytes, client: int) -> None:
-        """Raise ValueError unless a client's optimizer is this one; it may have another learning rate by now."""
+        """Raise ValueError unless a client has made the same optimizer; its learning rate may have been set since."""
         other = _described(pickle.loads(content))
         if other != self._made_as:
             raise ValueError(
@@ -172,17 +172,19 @@ class StoredOptimizer(ServedOptimizer):
 
 
 def _described(rule: Rule) -> str:
-    """Return class and settings of a rule, but its learning rate; of a rule that is not this package's, the class."""
-    kind = type(rule)
+    """Return a rule as it was made: its class and settings; of one of somebody else, class and learning rate."""
+    kind, rate = type(rule), rule._first_learning_rate
+    told = getattr(rate, "__qualname__", type(rate).__qualname__) if callable(rate) else repr(float(rate))
     if not is_ours(kind):
-        return kind.__qualname__
-    plain = {name: value for name, value in vars(rule).items() if name not in _OF_EACH and not callable(value)}
+        return f"{kind.__qualname__}({told})"
+    plain = {name: value for name, value in vars(rule).items() if name not in _OF_EACH}
     plain["without_decay"] = [by_name(each).pattern for each in rule._without_decay]
-    settings = (f"{name.lstrip('_')}={value!r}" for name, value in sorted(plain.items()) if value not in (None, []))
-    return f"{kind.__name__}({', '.join(settings)})"
+    settings = [f"{name.lstrip('_')}={value!r}" for name, value in sorted(plain.items()) if value not in (None, [])]
+    return f"{kind.__name__}({', '.join([told, *settings])})"
 
 
 #: What is each process's own, or follows from the other settings.
 _OF_EACH = frozenset(
-    ("_learning_rate", "_iterations", "_scratch", "_without_decay", "slot_names", "zero_gradient_changes_nothing")
+    ("_learning_rate", "_first_learning_rate", "_iterations", "_scratch", "_without_decay")
+    + ("slot_names", "zero_gradient_changes_nothing")
 )

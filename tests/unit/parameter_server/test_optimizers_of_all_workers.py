@@ -13,15 +13,26 @@ from mpidist.parameter_server.consistency import BackupWorkers
 from mpidist.testing import run_ranks
 from tests.unit.parameter_server.jobs import job
 
-FIRST = "optimizer number 0 is SGD(momentum=0.9, nesterov=False) at this server, and client 1 has "
+FIRST = "optimizer number 0 is SGD(0.1, momentum=0.9, nesterov=False) at this server, and client 1 has "
+
+
+def rate(steps):
+    return 0.1
+
+
+class Foreign(SGD):
+    """A rule of somebody else."""
 
 
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        (lambda: Adam(0.1), "Adam(beta_1=0.9, beta_2=0.999, epsilon=1e-07)"),
-        (lambda: SGD(0.1, momentum=0.5), "SGD(momentum=0.5, nesterov=False)"),
-        (lambda: SGD(0.1, momentum=0.9, weight_decay=0.1), "SGD(momentum=0.9, nesterov=False, weight_decay=0.1)"),
+        (lambda: Adam(0.1), "Adam(0.1, beta_1=0.9, beta_2=0.999, epsilon=1e-07)"),
+        (lambda: SGD(0.1, momentum=0.5), "SGD(0.1, momentum=0.5, nesterov=False)"),
+        (lambda: SGD(0.1, momentum=0.9, weight_decay=0.1), "SGD(0.1, momentum=0.9, nesterov=False, weight_decay=0.1)"),
+        (lambda: SGD(0.2, momentum=0.9), "SGD(0.2, momentum=0.9, nesterov=False)"),
+        (lambda: SGD(rate, momentum=0.9), "SGD(rate, momentum=0.9, nesterov=False)"),
+        (lambda: Foreign(0.3, momentum=0.9), "Foreign(0.3)"),
     ],
 )
 def test_optimizers_that_workers_make_in_another_order_are_named(other, told):
