@@ -195,7 +195,8 @@ class Checkpoint:
         """Set everything to the values in a file.
 
         Collective: every rank calls it in the same order.  The chief reads; other ranks need not see the file.  With
-        parameter servers, where workers train by themselves, the first worker restores, and the others wait for it.
+        parameter servers, where workers train by themselves, the first worker restores when all have called this, and
+        the others wait for it; the chief of a `ClusterCoordinator` waits for the functions that it has scheduled.
         What is not on servers, such as places in data sets, stays as it is on the other workers.
 
         Raises

@@ -44,7 +44,7 @@ class EarlyStopping(Monitoring):
     restore_best_weights : bool
         Whether to go back to the variables of the best epoch at the end.  Checkpoints of the training hold them too, so
         that a training that was resumed goes back to them.  With parameter servers, where workers train by themselves,
-        the first worker puts back the variables of its best epoch when its training ends.
+        the first worker puts back the variables of its best epoch when the training of all has ended.
     start_from_epoch : int
         Earlier epochs do not count.
 
