@@ -445,12 +445,12 @@ class ReductionToOneDevice(AllReduceCrossDeviceOps):
 def _put(total: Any, result: Any) -> str:
     """Copy a sum of the user's own to an array, or return why it would be spread or cut there."""
     total = total if hasattr(total, "dtype") else numpy.asarray(total)
-    found = f"{total.dtype} of shape {total.shape} for arrays of {result.dtype} and of shape {result.shape}"
+    difference = f"{total.dtype} of shape {total.shape} for arrays of {result.dtype} and of shape {result.shape}"
     integers = total.dtype.kind in "iu" and result.dtype.kind in "iu"
     if total.shape != result.shape or not (integers or numpy.can_cast(total.dtype, result.dtype, "same_kind")):
-        return found
+        return difference
     result[...] = total
-    return f"{found}, which has no room for its values" if integers and not (result == total).all() else ""
+    return f"{difference}, which has no room for its values" if integers and not (result == total).all() else ""
 
 
 def overrides(kind: type, base: type, *names: str) -> bool:

@@ -205,12 +205,12 @@ def settings(environ: Mapping[str, str] | None = None) -> Settings:
     """
     environ = os.environ if environ is None else environ
     _warn_of_unknown(environ)
-    found = {}
+    values = {}
     for field in fields(Settings):
         name = f"MPIDIST_{field.name.upper()}"
         if name in environ:
-            found[field.name] = _convert(name, environ[name], type(field.default))
-    chosen = Settings(**found)
+            values[field.name] = _convert(name, environ[name], type(field.default))
+    chosen = Settings(**values)
     least = {"timeout_seconds": 0, "warn_seconds": 0, "virtual_nodes": 1}
     for setting, limit in least.items():
         value = getattr(chosen, setting)

@@ -101,16 +101,16 @@ def choose(
     if num_ps is not None and (num_ps < 1 or num_ps != math.floor(num_ps)):
         raise ValueError(f"There must be at least one ps, and a whole number of them. Received: num_ps={num_ps}")
     if text:
-        found, source = parse_roles(text, topology.size), f"MPIDIST_ROLES={text}"
-        _check_num_ps(found, num_ps, source, ranks_per_worker)
-        return deal(found, topology, ranks_per_worker, source)
+        tasks, source = parse_roles(text, topology.size), f"MPIDIST_ROLES={text}"
+        _check_num_ps(tasks, num_ps, source, ranks_per_worker)
+        return deal(tasks, topology, ranks_per_worker, source)
     if topology.size == 1:
         return alone()
     components = component_of_rank(topology, environ or {})
     if len(set(components)) > 1:
-        found, source = number_roles(_by_component(components)), "components of the Slurm job"
-        _check_num_ps(found, num_ps, "the last component of the Slurm job", ranks_per_worker)
-        return deal(found, topology, ranks_per_worker, source)
+        tasks, source = number_roles(_by_component(components)), "components of the Slurm job"
+        _check_num_ps(tasks, num_ps, "the last component of the Slurm job", ranks_per_worker)
+        return deal(tasks, topology, ranks_per_worker, source)
     source = ("one ps a node" if num_ps is None else f"num_ps={num_ps}") + _left_out(components, environ or {})
     count = min(topology.node_count, topology.size - 1) if num_ps is None else num_ps
     return deal(number_roles(_by_number(topology, count, ranks_per_worker)), topology, ranks_per_worker, source)
@@ -246,11 +246,11 @@ def _check_ranks_per_worker(value: RanksPerWorker) -> None:
 
 
 def _check_num_ps(tasks: Sequence[Task], num_ps: int | None, source: str, ranks_per_worker: RanksPerWorker) -> None:
-    found = sum(task.type == "ps" for task in tasks)
-    if num_ps is not None and found != num_ps:
+    servers = sum(task.type == "ps" for task in tasks)
+    if num_ps is not None and servers != num_ps:
         split = possible_split(len(tasks), num_ps, ranks_per_worker)
         raise ValueError(
-            f"{source} has {found} ps, but ParameterServerStrategy was given num_ps={num_ps}; leave num_ps out"
+            f"{source} has {servers} ps, but ParameterServerStrategy was given num_ps={num_ps}; leave num_ps out"
             + (f", or set the roles that are meant, such as MPIDIST_ROLES={split}" if split else "")
         )
 

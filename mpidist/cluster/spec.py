@@ -103,17 +103,17 @@ def _addresses(job: str, tasks: Tasks) -> dict[int, str]:
     if not isinstance(job, str):
         raise TypeError(f"the names of jobs must be strings, got {job!r}")
     if isinstance(tasks, Mapping):
-        found = {_index(job, index): address for index, address in tasks.items()}
+        addresses = {_index(job, index): address for index, address in tasks.items()}
     elif isinstance(tasks, (list, tuple)):
-        found = dict(enumerate(tasks))
+        addresses = dict(enumerate(tasks))
     else:
         raise TypeError(
             f"the tasks of job {job!r} must be a list of addresses or a mapping from index to address, got {tasks!r}"
         )
-    for index, address in found.items():
+    for index, address in addresses.items():
         if not isinstance(address, str):
             raise TypeError(f"the address of task {index} of job {job!r} must be a string, got {address!r}")
-    return dict(sorted(found.items()))
+    return dict(sorted(addresses.items()))
 
 
 def _index(job: str, index: object) -> int:

@@ -59,11 +59,11 @@ def main(argv: Sequence[str]) -> int:
 def _complete(action: argparse.Action, file: dict[str, str], folder: dict[str, str]) -> None:
     """Have the shell complete the value of an option or an argument that is a file or a folder."""
     if action.dest == "words":
-        found = {**file, "bash": "_mpidist_words"}
+        function = {**file, "bash": "_mpidist_words"}
     elif action.metavar in ("FILE", "PATH") or action.dest == "program":
-        found = file
+        function = file
     elif action.metavar in ("DIR", "FOLDER"):
-        found = folder
+        function = folder
     else:
         return
-    action.complete = found  # type: ignore[attr-defined]
+    action.complete = function  # type: ignore[attr-defined]

@@ -169,14 +169,14 @@ def _has_address(asked: socket.socket, name: str) -> bool:
 
 def _ports() -> tuple[str, ...]:
     """Return the active ports of InfiniBand."""
-    found = []
+    ports = []
     for path in sorted(Path("/sys/class/infiniband").glob("*/ports/*/state")):
         try:
             is_active = "ACTIVE" in path.read_text()
         except OSError:
             continue
-        found += [f"{path.parts[-4]}:{path.parts[-2]}"] if is_active else []
-    return tuple(found)
+        ports += [f"{path.parts[-4]}:{path.parts[-2]}"] if is_active else []
+    return tuple(ports)
 
 
 def _folder(path: str) -> Folder:

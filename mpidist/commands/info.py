@@ -83,11 +83,11 @@ def software_rows() -> list[Row]:
 
 
 def _h5py() -> str:
-    found = find_h5py()
-    if "error" in found:
-        return f"not usable ({found['error']}), so no checkpoints: pip install h5py"
-    parallel = "with parallel I/O" if found["parallel"] else "without parallel I/O (checkpoints do not need it)"
-    return f"{found['version']}, HDF5 {found['hdf5']}, {parallel}"
+    facts = find_h5py()
+    if "error" in facts:
+        return f"not usable ({facts['error']}), so no checkpoints: pip install h5py"
+    parallel = "with parallel I/O" if facts["parallel"] else "without parallel I/O (checkpoints do not need it)"
+    return f"{facts['version']}, HDF5 {facts['hdf5']}, {parallel}"
 
 
 def find_h5py() -> dict[str, Any]:
@@ -121,16 +121,16 @@ def world_page() -> tuple[int, list[Row]]:
     try:
         launcher = detect_launcher()
         rank = launcher.rank if launcher else 0
-        found = world()
+        joined = world()
     except (MpidistError, ValueError, ImportError, RuntimeError, OSError) as error:
         return rank, [("world", f"cannot be joined: {error}")]
     started_by = launcher.name if launcher else "none detected: python alone, a world of one rank"
-    ranks = [f"node {node} ({name})" for node, name in enumerate(found.topology.node_names)]
-    return found.transport.rank, [
+    ranks = [f"node {node} ({name})" for node, name in enumerate(joined.topology.node_names)]
+    return joined.transport.rank, [
         ("launcher", started_by),
-        ("world size", str(found.transport.size)),
-        ("topology", f"{found.topology.describe()}: {', '.join(ranks)}"),
-        ("transport", found.transport.name),
+        ("world size", str(joined.transport.size)),
+        ("topology", f"{joined.topology.describe()}: {', '.join(ranks)}"),
+        ("transport", joined.transport.name),
     ]
 
 

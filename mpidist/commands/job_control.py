@@ -67,11 +67,11 @@ def state_of(job: SubmittedJob) -> tuple[str, str]:
         if re.search(scheduler.unknown_job, str(error)):
             return _ENDED, ""
         raise
-    found = re.findall(scheduler.state, printed, re.MULTILINE)
-    if not found:
+    matches = re.findall(scheduler.state, printed, re.MULTILINE)
+    if not matches:
         return _ENDED, ""
-    states = dict.fromkeys(state.lower() for state, _ in found)
-    return ", ".join(states), " ".join(dict.fromkeys(rest.strip() for _, rest in found if rest.strip()))
+    states = dict.fromkeys(state.lower() for state, _ in matches)
+    return ", ".join(states), " ".join(dict.fromkeys(rest.strip() for _, rest in matches if rest.strip()))
 
 
 def is_ended(job: SubmittedJob, state: str) -> bool:

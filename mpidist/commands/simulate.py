@@ -176,13 +176,13 @@ def _level(options: argparse.Namespace, level: str, name: str) -> Level:
 
 def _schedules(options: argparse.Namespace, topology: Topology) -> list[Schedule]:
     """Return the schedules that were asked for, of all there are for these ranks."""
-    found = candidates(options.collective, topology)
-    asked = options.algorithm or [schedule.name for schedule in found]
-    unknown = sorted(set(asked) - {schedule.name for schedule in found})
+    schedules = candidates(options.collective, topology)
+    asked = options.algorithm or [schedule.name for schedule in schedules]
+    unknown = sorted(set(asked) - {schedule.name for schedule in schedules})
     if unknown:
-        known = ", ".join(schedule.name for schedule in found)
+        known = ", ".join(schedule.name for schedule in schedules)
         raise ValueError(f"no {options.collective} is called {', '.join(unknown)} on these ranks; known ones: {known}")
-    return [schedule for schedule in found if schedule.name in asked]
+    return [schedule for schedule in schedules if schedule.name in asked]
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------

@@ -66,12 +66,12 @@ def compared(communicator: Communicator, sizes: Sequence[int] = SIZES) -> tuple[
     for nbytes in (sizes[0], *sizes):  # the first of a launch is slow, and measured again
         runs = {schedule.name: levels.play(schedule, nbytes) for schedule in schedules}
         measured[nbytes] = levels.measure([nbytes // 2, nbytes], runs, _STEADY).seconds
-    model, found = levels.model(), []
+    model, comparisons = levels.model(), []
     for nbytes, seconds in measured.items():
         for schedule in schedules:
             predicted = simulate(schedule, topology.size, nbytes, model, topology).seconds
-            found.append(Comparison(schedule.name, nbytes, predicted, seconds[schedule.name]))
-    return model, found
+            comparisons.append(Comparison(schedule.name, nbytes, predicted, seconds[schedule.name]))
+    return model, comparisons
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------

@@ -116,11 +116,11 @@ def report(recordings: dict[int, Recording]) -> str:
         return "no rank has recorded anything"
     rows = [["rank", "steps", "a step", *PARTS, "events a step", "tracing"]]
     by_rank = {rank: shares(recording) for rank, recording in recordings.items()}
-    for rank, found in by_rank.items():
-        parts = [_percent(seconds, found.total) for seconds in found.parts.values()]
-        events = f"{found.events / found.steps:.0f}"
-        cost = _percent(found.cost, found.total)
-        rows.append([str(rank), str(found.steps), show_seconds(found.total / found.steps), *parts, events, cost])
+    for rank, share in by_rank.items():
+        parts = [_percent(seconds, share.total) for seconds in share.parts.values()]
+        events = f"{share.events / share.steps:.0f}"
+        cost = _percent(share.cost, share.total)
+        rows.append([str(rank), str(share.steps), show_seconds(share.total / share.steps), *parts, events, cost])
     lines = [
         table(rows),
         "",

@@ -100,11 +100,11 @@ class CodedList(Bound):
         """Return what this rank keeps of each array, as if all of it were of its own values.  Local."""
         if self.residues is None:
             return []
-        found, of_sums = self.residues.kept.copy(), None if self.sums is None else self.sums.residues
+        kept, of_sums = self.residues.kept.copy(), None if self.sums is None else self.sums.residues
         if of_sums is not None:
             first = self._rank * self.elements // self._size
-            found[first : first + of_sums.kept.size] += of_sums.kept * (1 if self._scale is None else self._size)
-        return self._cut(found)
+            kept[first : first + of_sums.kept.size] += of_sums.kept * (1 if self._scale is None else self._size)
+        return self._cut(kept)
 
     def _cut(self, total: Any) -> list[Any]:
         firsts = [0, *self._ends[:-1]]

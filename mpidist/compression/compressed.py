@@ -233,12 +233,12 @@ def _shown(signatures: Sequence[tuple[Any, tuple[int, ...]]]) -> str:
 
 def gathered(name: str, vector: CodedList, communicator: Communicator) -> dict[str, Any]:
     """Return the residues of a vector of dtype `name`, of all ranks.  Collective."""
-    found = {}
+    residues = {}
     if vector.residues is not None:
-        found[f"{name}.residues"] = communicator.all_gather(vector.residues.kept[None])
+        residues[f"{name}.residues"] = communicator.all_gather(vector.residues.kept[None])
     if vector.sums is not None and vector.sums.residues is not None:
-        found[f"{name}.sum_residues"] = communicator.all_gather(vector.sums.residues.kept)
-    return found
+        residues[f"{name}.sum_residues"] = communicator.all_gather(vector.sums.residues.kept)
+    return residues
 
 
 def restored(
@@ -277,9 +277,9 @@ def _taken(state: dict[str, Any], key: str, shape: tuple[int, ...]) -> Any:
     """Return an entry of a state, which is then no longer in it; ValueError unless it has the shape."""
     if key not in state:
         raise ValueError(f"the state has no {key}: it was saved without error feedback, or of other dtypes")
-    found = numpy.asarray(state.pop(key))
-    if found.ndim != len(shape) or found.shape[-1] != shape[-1]:
+    entry = numpy.asarray(state.pop(key))
+    if entry.ndim != len(shape) or entry.shape[-1] != shape[-1]:
         raise ValueError(
-            f"{key} of the state has the shape {found.shape}, expected {shape} (-1 is the number of ranks)"
+            f"{key} of the state has the shape {entry.shape}, expected {shape} (-1 is the number of ranks)"
         )
-    return found
+    return entry

@@ -28,14 +28,14 @@ _APART_SECONDS = 1.0
 
 def check_interfaces(case: Case) -> Iterator[Finding]:
     """Find variables that name an interface which a node lacks, and nodes without one in common."""
-    found = list(_wrongly_chosen(case))
-    yield from found
+    wrong = list(_wrongly_chosen(case))
+    yield from wrong
     names = [set(rank.interfaces) for rank in case.ranks]
     common = sorted(set.intersection(*names))
     if len(case.ranks_of_host) > 1 and not common:
         shown = "; ".join(f"{rank.host} {', '.join(rank.interfaces) or 'none'}" for rank in _one_a_host(case))
         yield warn(f"no name is on all nodes: {shown}", "export OMPI_MCA_btl_tcp_if_include=NETWORK/BITS")
-    elif not found:
+    elif not wrong:
         ports = sorted(set.intersection(*(set(rank.ports) for rank in case.ranks)))
         infiniband = f"; InfiniBand {', '.join(ports)}" if ports else ""
         where = "here" if len(case.ranks_of_host) == 1 else "on all nodes"

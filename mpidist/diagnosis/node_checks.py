@@ -122,16 +122,16 @@ def check_memory(case: Case) -> Iterator[Finding]:
 def check_limits(case: Case) -> Iterator[Finding]:
     """Find limits of ulimit that stop a job in the middle."""
     memory, locked, files = (_least(case, name) for name in ("memory", "locked", "files"))
-    found = []
+    findings = []
     if memory is not None:
-        found.append(warn(f"memory of a process is limited to {_gib(memory)}", "ulimit -v unlimited"))
+        findings.append(warn(f"memory of a process is limited to {_gib(memory)}", "ulimit -v unlimited"))
     if locked is not None and any(rank.ports for rank in case.ranks):
-        found.append(warn(f"memory for InfiniBand is limited to {_gib(locked)}", "ulimit -l unlimited"))
+        findings.append(warn(f"memory for InfiniBand is limited to {_gib(locked)}", "ulimit -l unlimited"))
     needed = _FILES + _FILES_A_RANK * case.size
     if files is not None and files < needed:
         text = f"a process may open {files} files, and {case.size} ranks may need {needed}"
-        found.append(warn(text, f"ulimit -n {max(4096, needed)}"))
-    yield from found or [ok("of memory and of open files: none in the way")]
+        findings.append(warn(text, f"ulimit -n {max(4096, needed)}"))
+    yield from findings or [ok("of memory and of open files: none in the way")]
 
 
 def _least(case: Case, name: str) -> int | None:

@@ -90,15 +90,15 @@ def _leaders(communicator: Communicator) -> list[int]:
 
 def _clocks(communicator: Communicator) -> dict[str, float]:
     """Return by node how far its clock is ahead of that of rank 0's node."""
-    leaders, found = _leaders(communicator), {}
+    leaders, ahead = _leaders(communicator), {}
     for leader in leaders[1:]:
         for _ in range(_QUESTIONS if communicator.rank == leader else 0):
             communicator.receive(0)
             communicator.send(numpy.array([time.time()]), 0)
         if communicator.rank == 0:
             answers = [_ask(communicator, leader) for _ in range(_QUESTIONS)]
-            found[communicator.topology.hosts[leader]] = min(answers)[1]
-    return dict(broadcast_object(communicator, found))
+            ahead[communicator.topology.hosts[leader]] = min(answers)[1]
+    return dict(broadcast_object(communicator, ahead))
 
 
 def _ask(communicator: Communicator, leader: int) -> tuple[float, float]:
@@ -164,12 +164,12 @@ def _rate(communicator: Communicator, other: int, leads: bool, seconds: float) -
 
 def _sent() -> dict[str, int]:
     """Return the bytes that each interface has sent so far."""
-    found = {}
+    sent = {}
     for path in _NETWORK.glob("*/statistics/tx_bytes"):
-        found[path.parts[-3]] = _number(path)
+        sent[path.parts[-3]] = _number(path)
     for path in _INFINIBAND.glob("*/ports/*/counters/port_xmit_data"):
-        found[f"{path.parts[-5]}:{path.parts[-3]}"] = 4 * _number(path)  # counted in words
-    return found
+        sent[f"{path.parts[-5]}:{path.parts[-3]}"] = 4 * _number(path)  # counted in words
+    return sent
 
 
 def _number(path: Path) -> int:

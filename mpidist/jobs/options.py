@@ -56,7 +56,7 @@ OPTIONS: Mapping[str, Option] = {
 
 def read_options(texts: Mapping[str, Sequence[str]], sources: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of a `Request` that options ask for; ValueError begins with the source of a bad text."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, values in texts.items():
         option = OPTIONS[name]
         if not option.repeats and len(values) != 1:
@@ -65,8 +65,10 @@ def read_options(texts: Mapping[str, Sequence[str]], sources: Mapping[str, str])
             parsed = tuple(option.parse(value) for value in values)
         except ValueError as error:
             raise ValueError(f"{sources[name]}: {error}") from None
-        found["directives" if name == "directive" else name.replace("-", "_")] = parsed if option.repeats else parsed[0]
-    return found
+        fields["directives" if name == "directive" else name.replace("-", "_")] = (
+            parsed if option.repeats else parsed[0]
+        )
+    return fields
 
 
 def command_line(

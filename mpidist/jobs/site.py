@@ -40,15 +40,15 @@ def read_site(
     `known` are options without their dashes, ``gpus-per-node``; in a file ``gpus_per_node`` is the same.  `flags` are
     those of them that are true or false.  What the strongest file has comes last.
     """
-    found: dict[str, Default] = {}
+    defaults: dict[str, Default] = {}
     for path in files:
         for key, value in _table(path, table).items():
             option = key.replace("_", "-")
             if option not in known:
                 raise ValueError(f"{path}: [{table}] has no option {key!r}; {meant(option, known)}")
-            found.pop(option, None)
-            found[option] = Default(_texts(path, key, value, option in flags), path)
-    return found
+            defaults.pop(option, None)
+            defaults[option] = Default(_texts(path, key, value, option in flags), path)
+    return defaults
 
 
 def _table(path: Path, name: str) -> dict[str, Any]:

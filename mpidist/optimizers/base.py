@@ -322,14 +322,18 @@ class Optimizer(Rule):
         """
         stages = self._stages
         plain, saved = self._of_updates.state(self)
-        found: dict[str, Any] = {"class": type(self).__name__, "slot_names": list(self.slot_names)}
-        found |= {"skipped_steps": stages.skipped_steps, **self.loss_scale.state(), **stages.accumulation.state(paths)}
-        found |= plain
+        entries: dict[str, Any] = {"class": type(self).__name__, "slot_names": list(self.slot_names)}
+        entries |= {
+            "skipped_steps": stages.skipped_steps,
+            **self.loss_scale.state(),
+            **stages.accumulation.state(paths),
+        }
+        entries |= plain
         if self.slot_names:
-            found |= described(saved, SLOTS, paths)
+            entries |= described(saved, SLOTS, paths)
         for number, each in enumerate(saved):
-            found.update({f"{number}/{slot}": array for slot, array in each.arrays.items()})
-        return found
+            entries.update({f"{number}/{slot}": array for slot, array in each.arrays.items()})
+        return entries
 
     def check(self, state: Mapping[str, Any], variables: Mapping[str, Any] = NO_VARIABLES) -> None:
         """Raise what `restore` would raise, and change nothing.  Local."""

@@ -104,14 +104,14 @@ def _as_gradient(gradient: Any, variable: Any) -> Any:
 
 def sum_over_replicas(gradients: list[Any], variables: list[Any]) -> list[Any]:
     """Return the sums over all replicas: arrays in one fused call, then rows one by one.  Collective."""
-    extended, found = context.get_strategy().extended, list(gradients)
+    extended, reduced = context.get_strategy().extended, list(gradients)
     dense = [number for number, each in enumerate(gradients) if not isinstance(each, IndexedSlices)]
     if dense:
         destinations = [variables[number] for number in dense]
         sums = extended.reduce_arrays(ReduceOp.SUM, [gradients[number] for number in dense], destinations=destinations)
         for number, total in zip(dense, sums, strict=True):
-            found[number] = total
-    return [sparse.sum_over_replicas(each, extended) if isinstance(each, IndexedSlices) else each for each in found]
+            reduced[number] = total
+    return [sparse.sum_over_replicas(each, extended) if isinstance(each, IndexedSlices) else each for each in reduced]
 
 
 def coalesced(gradients: list[Any]) -> list[Any]:

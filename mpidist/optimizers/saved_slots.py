@@ -74,13 +74,13 @@ def slots_in(state: Mapping[str, Any], variables: Mapping[str, Any]) -> list[Sav
 
     ValueError where a shape is not that of the variable.
     """
-    found: dict[int, dict[str, Any]] = {}
+    by_number: dict[int, dict[str, Any]] = {}
     for key, value in state.items():
         if match := _SLOT.fullmatch(key):
-            found.setdefault(int(match[1]), {})[match[2]] = value
+            by_number.setdefault(int(match[1]), {})[match[2]] = value
     names, paths = _names_and_paths(state, SLOTS)
-    saved = [SavedSlots(_at(names, number), arrays) for number, arrays in sorted(found.items())]
-    _bind_by_path(saved, [_at(paths, number) for number in sorted(found)], variables)
+    saved = [SavedSlots(_at(names, number), arrays) for number, arrays in sorted(by_number.items())]
+    _bind_by_path(saved, [_at(paths, number) for number in sorted(by_number)], variables)
     return saved
 
 
@@ -155,12 +155,12 @@ def _only_shapes(saved: Sequence[SavedSlots], variables: Sequence[Any]) -> Pairs
     nameless = [each for each in saved if not each.name]
     if len(nameless) == len(variables) == 1:
         return [(nameless[0], variables[0])]
-    found = []
+    pairs = []
     for each in nameless:
         fitting = [variable for variable in variables if tuple(variable.saved_shape) == each.shape]
         if len(fitting) == 1 and sum(other.shape == each.shape for other in nameless) == 1:
-            found.append((each, fitting[0]))
-    return found
+            pairs.append((each, fitting[0]))
+    return pairs
 
 
 def _creation(named: Any) -> int:

@@ -94,12 +94,12 @@ class Slots:
         Collective where a variable is split over ranks: its slots are put together.  Local otherwise.
         `elsewhere` has those that somebody else keeps, flat, by the id of their variable.
         """
-        found = []
+        slots_of_all = []
         for variable, slots in self._known:
             flat = elsewhere[id(variable)] if slots is None else slots
             whole = [variable.joined(slot.reshape(variable.shape)) for slot in flat]
-            found.append(SavedSlots(variable.name, dict(zip(self.names, whole, strict=True)), variable))
-        return found + self._waiting
+            slots_of_all.append(SavedSlots(variable.name, dict(zip(self.names, whole, strict=True)), variable))
+        return slots_of_all + self._waiting
 
     def match(self, saved: Sequence[SavedSlots]) -> None:
         """Bind saved slots to the variables that have been met; errors as for `bind_by_name`."""

@@ -60,12 +60,6 @@ def install(registry: Registry) -> None:
     _of_process[:] = [registry]
 
 
-def of_job() -> Registry | None:
-    """Return the registry of this process, or this thread where ranks are threads; None without servers.  Local."""
-    found = _of_thread.registry
-    return None if found is None or found.client.is_alone else found
-
-
 def installed() -> Registry:
     """Return the registry of this process.  Local."""
     found = _of_thread.registry or (_of_process[0] if _of_process else None)

@@ -49,14 +49,14 @@ def about(strategy: Any, communicator: Communicator, run: str) -> dict[str, Any]
 
 def versions(communicator: Communicator) -> dict[str, str]:
     """Return the versions of what the program runs on.  Local."""
-    found = {
+    versions_here = {
         "mpidist": sys.modules["mpidist"].__version__,
         "Python": platform.python_version(),
         "NumPy": numpy.__version__,
         "MPI": communicator.transport.library or "none",
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
     }
-    return found | {name: _version(name) for name in _PACKAGES if name in sys.modules}
+    return versions_here | {name: _version(name) for name in _PACKAGES if name in sys.modules}
 
 
 def _version(package: str) -> str:

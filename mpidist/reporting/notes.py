@@ -136,17 +136,17 @@ def read(folder: Path) -> tuple[dict[int, RankNotes], list[str]]:
     ValueError where there are none.
     """
     problems: list[str] = []
-    found = [notes for path in sorted(folder.glob("rank-*.jsonl")) if (notes := _read_file(path, problems))]
-    if not found:
+    all_notes = [notes for path in sorted(folder.glob("rank-*.jsonl")) if (notes := _read_file(path, problems))]
+    if not all_notes:
         why = "".join(f"; {each}" for each in problems)
         raise ValueError(
             f"{folder} has no notes of a training{why}; "
             f"give fit the callback mpidist.callbacks.Report({str(folder)!r}), and train again"
         )
-    newest = max(found, key=lambda notes: notes.about["time"]).about
+    newest = max(all_notes, key=lambda notes: notes.about["time"]).about
     run, which = newest["run"], newest["ranks"]
     by_rank = {
-        notes.about["rank"]: notes for notes in found if (notes.about["run"], notes.about["ranks"]) == (run, which)
+        notes.about["rank"]: notes for notes in all_notes if (notes.about["run"], notes.about["ranks"]) == (run, which)
     }
     ranks = by_rank[min(by_rank)].ranks
     if missing := [str(rank) for rank in ranks if rank not in by_rank]:

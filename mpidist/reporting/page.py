@@ -95,11 +95,11 @@ def _traced(folder: Path, ranks: Mapping[int, RankNotes], most_bytes: float) -> 
             return {}, [
                 f"The traces have {show_bytes(nbytes)} and were not read; `mpidist report {folder}` reads them."
             ]
-        found, problems = gather(place, told["job"])
-        if found:
-            late, traced = lateness(found), {rank: each for rank, each in found.items() if len(each.events)}
+        recordings, problems = gather(place, told["job"])
+        if recordings:
+            late, traced = lateness(recordings), {rank: each for rank, each in recordings.items() if len(each.events)}
             # a page made at the end of a training is made before its traces are closed
-            passed = {f"the trace of rank {rank}: {each.problem}" for rank, each in found.items()
+            passed = {f"the trace of rank {rank}: {each.problem}" for rank, each in recordings.items()
                       if rank in ranks and ranks[rank].has_ended}  # fmt: skip
             by_rank = {rank: RankTrace(shares(each), late[rank]) for rank, each in traced.items()}
             return by_rank, [each for each in problems if each not in passed]
@@ -197,7 +197,7 @@ def _summary(ranks: Mapping[int, RankNotes], traced: Mapping[int, RankTrace]) ->
     rates = [each.rate for each in ranks.values()]
     is_whole = len(ranks) == len(chief.ranks) and None not in rates
     lines = chief.lines
-    found = {
+    texts = {
         "ranks": f"{len(chief.ranks)} on {counted(len(hosts), 'host')}",
         "steps": f"{last['step']} in {counted(last['epoch'] + 1, 'epoch')}" if last else "none noted",
         "time": _duration(lines[-1]["seconds"]) if lines else "-",
@@ -206,7 +206,7 @@ def _summary(ranks: Mapping[int, RankNotes], traced: Mapping[int, RankTrace]) ->
         "checkpoints saved": str(len(chief.of("saved", earlier=True))),
         "finished": "yes" if all(each.has_ended for each in ranks.values()) else "no",
     }
-    cards = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in found.items())
+    cards = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in texts.items())
     return f'<dl class="cards">{cards}</dl>'
 
 
@@ -259,13 +259,13 @@ def _chosen(chief: RankNotes) -> str:
 def _differences(ranks: Mapping[int, RankNotes]) -> list[str]:
     """Return in which versions ranks differ."""
     first, *others = sorted(ranks)
-    found = []
+    differences = []
     for name, version in ranks[first].about["versions"].items():
         unlike = {rank: ranks[rank].about["versions"].get(name, "none") for rank in others}
         if unlike := {rank: other for rank, other in unlike.items() if other != version}:
             told = listed(f"rank {rank} has {other}" for rank, other in unlike.items())
-            found.append(f"Versions of {name} differ: rank {first} has {version}, {told}.")
-    return found
+            differences.append(f"Versions of {name} differ: rank {first} has {version}, {told}.")
+    return differences
 
 
 # -- HTML -------------------------------------------------------------------------------------------------------------

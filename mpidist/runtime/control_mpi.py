@@ -37,11 +37,11 @@ class MpiMessenger(Messenger):
         from mpi4py import MPI
 
         status = MPI.Status()
-        while (found := self._probe(status)) is not None:
+        while (message := self._probe(status)) is not None:
             raw = bytearray(status.Get_count(MPI.BYTE))
             source = status.Get_source()
             try:
-                found.Recv([raw, MPI.BYTE])
+                message.Recv([raw, MPI.BYTE])
             except MPI.Exception as error:
                 if not _is_loss(error):
                     raise

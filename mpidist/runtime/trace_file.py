@@ -244,11 +244,11 @@ class _Reader:
 
     def take(self, line: str) -> None:
         """Take the next line."""
-        each, _ = _decode(line)
-        told = each["args"]
-        if each["ph"] == "X":
-            self._take_event(each, told["call"], told["part"])
-        elif each["name"] == "process_name":
+        event, _ = _decode(line)
+        told = event["args"]
+        if event["ph"] == "X":
+            self._take_event(event, told["call"], told["part"])
+        elif event["name"] == "process_name":
             self._found.about = _about(told)
             if told.get("end"):
                 self._found.dropped, self._found.problem = int(told["dropped"]), ""

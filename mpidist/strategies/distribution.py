@@ -35,8 +35,8 @@ def distribute(strategy: Any, objects: Sequence[Any], options: Mapping[str, Any]
     """
     names = [_known(obj) for obj in objects]
     if len({*names}) > 1:
-        found = ", ".join(f"{_class_name(obj)} of {name}" for obj, name in zip(objects, names, strict=True))
-        raise TypeError(f"distribute() takes objects of one framework at a time, got {found}")
+        kinds = ", ".join(f"{_class_name(obj)} of {name}" for obj, name in zip(objects, names, strict=True))
+        raise TypeError(f"distribute() takes objects of one framework at a time, got {kinds}")
     adapter = importlib.import_module(ADAPTERS[names[0]])
     found = adapter.distribute(strategy, objects, **options)
     return found[0] if len(objects) == 1 else tuple(found)

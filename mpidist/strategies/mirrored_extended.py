@@ -183,8 +183,8 @@ def _origins(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, what it was made of, and in whose handling it was raised."""
     seen, left = set(), [error]
     while left:
-        each = left.pop()
-        if id(each) not in seen:  # not by ==, which an error may define
-            seen.add(id(each))
-            yield each
-            left += [before for before in (each.__cause__, each.__context__) if before is not None]
+        origin = left.pop()
+        if id(origin) not in seen:  # not by ==, which an error may define
+            seen.add(id(origin))
+            yield origin
+            left += [before for before in (origin.__cause__, origin.__context__) if before is not None]

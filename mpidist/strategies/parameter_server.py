@@ -26,7 +26,7 @@ from mpidist.parameter_server.client.local_client import LocalClient
 from mpidist.parameter_server.consistency import Consistency
 from mpidist.parameter_server.placement import Placement
 from mpidist.parameter_server.server.server import Server
-from mpidist.strategies import server_cluster
+from mpidist.strategies import server_cluster, workers
 from mpidist.strategies.base import Strategy
 from mpidist.strategies.parameter_server_extended import GroupExtended, ServedExtended, SingleExtended
 from mpidist.transports.connections.base import Connection
@@ -208,7 +208,7 @@ def _check_arguments(resolver: Any, partitioner: Any, consistency: Any, placemen
     Placement(1, placement)
     if on_server_failure not in _ON_SERVER_FAILURE:
         raise ValueError(f"on_server_failure must be 'end' or 'restore', got {on_server_failure!r}")
-    if registry.of_job() is not None:
+    if workers.of_job().train_apart:
         raise RuntimeError(
             "the ranks of this job have their roles already: there is one ParameterServerStrategy in a job; pass it on"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -27,9 +28,11 @@ from mpidist.parameter_server.client.served_updates import ServedUpdates
 from mpidist.parameter_server.client.served_variable import ServedVariable, ShardedVariable
 from mpidist.parameter_server.layout import VariableSpec
 from mpidist.parameter_server.placement import Placement, shard_count, shard_offsets
+from mpidist.strategies import workers
 from mpidist.strategies.devices_of_ranks import device_on_node
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.mirrored_extended import MirroredExtended
+from mpidist.strategies.workers import Workers
 from mpidist.variables import DistributedVariable
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ Rules = tuple[Callable[..., Any] | None, Placement]
 _WORD_BYTES = 1 << 12
 
 
-class ServedExtended(StrategyExtended):
+class ServedExtended(Workers, StrategyExtended):
     """The part for workers of any number of ranks; `number` counts the workers, the chief first."""
 
     _strategy: ParameterServerStrategy
@@ -53,6 +56,7 @@ class ServedExtended(StrategyExtended):
     _colocated: ServedVariable | None = None
     _words = 0
     _serves_metrics = False
+    train_apart = True
 
     @property
     def is_alone(self) -> bool:
@@ -64,6 +68,8 @@ class ServedExtended(StrategyExtended):
         self._client = client
         self._registry = registry.Registry(client, self)
         registry.install(self._registry)
+        if not client.is_alone:
+            workers.install(self)
 
     # -- who this is --------------------------------------------------------------------------------------------------
 
@@ -83,7 +89,7 @@ class ServedExtended(StrategyExtended):
         return self._strategy._rank, tuple(sorted(rank for each in self._strategy._roles.trainers for rank in each))
 
     @property
-    def has_other_workers(self) -> bool:
+    def has_other_workers(self) -> bool:  # type: ignore[override]
         """Whether other workers train besides this one."""
         return len(self._strategy._roles.trainers) > 1
 
@@ -98,7 +104,7 @@ class ServedExtended(StrategyExtended):
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     @property
-    def writes_checkpoints(self) -> bool:
+    def writes_checkpoints(self) -> bool:  # type: ignore[override]
         """Whether this worker writes checkpoints, and restores what servers hold: the first does.
 
         RuntimeError in a scheduled function, whose chief does both.
@@ -109,6 +115,15 @@ class ServedExtended(StrategyExtended):
                 "of the chief do it, below coordinator.join()"
             )
         return self.number == 0
+
+    def undivided(self, act: Callable[[], T]) -> T:
+        """See `Client.undivided`."""
+        return self._client.undivided(act)
+
+    def note_saved(self, path: Path) -> None:
+        """Have what watches the servers know the checkpoint to go back to.  Local."""
+        if self._registry.on_save is not None:
+            self._registry.on_save(path)
 
     def pull(self, own_first: bool = True) -> None:
         """Have the next reading give what servers have then.  Local; collective among the ranks of a worker."""

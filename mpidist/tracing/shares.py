@@ -147,11 +147,11 @@ def lateness(recordings: dict[int, Recording]) -> dict[int, Lateness]:
     if not came.size:
         return {rank: Lateness(0, 0, 0.0) for rank in recordings}
     last, waited = came.argmax(axis=0), (came.max(axis=0) - came.min(axis=0)) * 1e-9
-    found = {}
+    by_rank = {}
     for row, rank in enumerate(recordings):
         mine = waited[last == row]
-        found[rank] = Lateness(len(mine), len(common), float(mine.mean()) if len(mine) else 0.0)
-    return found
+        by_rank[rank] = Lateness(len(mine), len(common), float(mine.mean()) if len(mine) else 0.0)
+    return by_rank
 
 
 def _arrivals(recording: Recording) -> dict[int, int]:

@@ -19,8 +19,8 @@ from mpidist.collectives.from_chief import from_chief
 from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistError, listed
 from mpidist.optimizers import Optimizer
 from mpidist.optimizers.saved_slots import is_default_name
-from mpidist.parameter_server import registry
 from mpidist.reporting.notes import note_checkpoint
+from mpidist.strategies import workers
 from mpidist.training import hdf5_file, hdf5_parallel
 from mpidist.training.entry_names import coded, shortened
 from mpidist.training.given_path import given_path
@@ -124,11 +124,11 @@ class Checkpoint:
 
     def _add(self, prefix: str, part: Any) -> None:
         parts = self._parts.copy()
-        for name, each in _named_parts(prefix, part):
+        for name, obj in _named_parts(prefix, part):
             if name in parts:
                 raise ValueError(f"the checkpoint has a part {shortened(name)} already; give the new one another name")
             coded(name)  # what no file can hold is refused now, and not after hours
-            parts[name] = each
+            parts[name] = obj
         for name in parts:
             for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
                 if outer in parts:
@@ -173,21 +173,20 @@ class Checkpoint:
     @in_kept_world
     def save_owned(self, path: Path, owner: Unowned, parallel: bool | None = None) -> Path:
         """Save as the owner of a directory; CheckpointError if the directory is another job's.  Collective."""
-        if not writes_here():
+        job = workers.of_job()
+        if not job.writes_checkpoints:
             return path
-        job = registry.of_job()
-        found, numbers = self._collect() if job is None else job.client.undivided(self._collect)
-        if job is None:  # what ranks read from servers is of different moments
-            self._warn_of_differences(found, numbers)
+        arrays_here, numbers = job.undivided(self._collect)
+        if not job.train_apart:  # what ranks read from servers is of different moments
+            self._warn_of_differences(arrays_here, numbers)
         what = f"checkpoint {path} was not saved"
         write_fn = _write_together if _writes_together(parallel, what) else _write_alone
-        if job is not None and job.extended.is_chief and job.extended.has_other_workers:
+        if job.has_other_workers and world_communicator().rank == CHIEF:
             _warn_of_accumulations(self._parts.values())
         start = time.perf_counter()
-        write_fn(path, found, numbers, what, owner)
+        write_fn(path, arrays_here, numbers, what, owner)
         note_checkpoint(world_communicator(), "saved", path, time.perf_counter() - start)
-        if job is not None and job.on_save is not None:
-            job.on_save(path)
+        job.note_saved(path)
         return path
 
     @in_kept_world
@@ -207,19 +206,15 @@ class Checkpoint:
             On all ranks: it is truncated or damaged, or does not fit these objects.  Nothing is changed then.
         """
         file = given_path(path, "path", is_file=True)
-        job = registry.of_job()
-        if job is None:
-            self.restore_here(file)
-        else:
-            job.extended.by_first_worker(lambda: self.restore_here(file))
-            self.note_restored()
+        workers.of_job().by_first_worker(lambda: self.restore_here(file))
+        self.note_restored()
 
     def note_restored(self) -> None:
         """Have the optimizers of other workers know the learning rate that the first worker has restored.
 
         What they have accumulated before is left out.  Collective among the ranks of a worker.
         """
-        if writes_here():
+        if workers.of_job().writes_checkpoints:
             return
         for part in self._parts.values():
             if isinstance(part, Optimizer):
@@ -232,11 +227,7 @@ class Checkpoint:
         path, start = Path(path), time.perf_counter()
         values = _shared(path)
         _agree(listed(self._misfits(values), "; "), f"checkpoint {path} does not fit")
-        job = registry.of_job()
-        if job is None:
-            self._restore_all(path, values)
-        else:
-            job.client.undivided(lambda: self._restore_all(path, values))
+        workers.of_job().undivided(lambda: self._restore_all(path, values))
         note_checkpoint(world_communicator(), "restored", path, time.perf_counter() - start)
 
     def _restore_all(self, path: Path, values: Mapping[str, Any]) -> None:
@@ -282,8 +273,7 @@ class Checkpoint:
 
     def _collect(self) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
         """Return (arrays, numbers).  Collective where there are variables that are synchronized on read."""
-        if (job := registry.of_job()) is not None:
-            job.extended.pull()
+        workers.of_job().pull()
         values: dict[str, Any] = {}
         paths = {id(variable): path for path, variable in self._variables().items()}
         for name, part in self._parts.items():
@@ -325,12 +315,6 @@ class Checkpoint:
                 RuntimeWarning,
                 stacklevel=5,
             )
-
-
-def writes_here() -> bool:
-    """Return whether this worker writes checkpoints: of several that train by themselves, only the first.  Local."""
-    job = registry.of_job()
-    return job is None or job.extended.writes_checkpoints
 
 
 def _warn_of_accumulations(parts: Iterable[Any]) -> None:
@@ -526,17 +510,17 @@ def _agree(problem: str, what: str) -> None:
 
 def _shared(path: Path) -> dict[str, Any]:
     """Return the arrays and numbers that the chief reads in a file in one dict, on every rank.  Collective."""
-    found: dict[str, numpy.ndarray] = {}
+    arrays_of_chief: dict[str, numpy.ndarray] = {}
 
     def read() -> Any:
         arrays_read, numbers = hdf5_file.read(path)
-        found.update(arrays_read)
-        return numbers, [[name, array.dtype.name, list(array.shape)] for name, array in found.items()]
+        arrays_of_chief.update(arrays_read)
+        return numbers, [[name, array.dtype.name, list(array.shape)] for name, array in arrays_of_chief.items()]
 
     values, entries = together(read, f"checkpoint {path} was not restored")
     communicator = world_communicator()
     for name, dtype, shape in entries:
-        array = found[name] if communicator.rank == CHIEF else numpy.empty(shape, dtype)
+        array = arrays_of_chief[name] if communicator.rank == CHIEF else numpy.empty(shape, dtype)
         communicator.broadcast(arrays.byte_view(array), root=CHIEF)
         values[name] = array
     return values

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpidist.errors import CheckpointError, listed, quoted
-from mpidist.parameter_server import registry
+from mpidist.strategies import workers
 from mpidist.training import hdf5_file
 from mpidist.training.array_task import check_task, forget_task
-from mpidist.training.checkpoint import CHIEF, Checkpoint, together, writes_here
+from mpidist.training.checkpoint import CHIEF, Checkpoint, together
 from mpidist.training.given_path import given_path
 from mpidist.training.owner import Owner
 from mpidist.training.temporary_files import left_behind, temporary
@@ -84,7 +84,7 @@ class CheckpointManager:
         self._is_temporary = re.compile(rf"{_pattern(checkpoint_name)}|{of_order}|{_OTHERS}").fullmatch
         self.max_to_keep = max_to_keep
         self.keep_checkpoint_every_n_hours = keep_checkpoint_every_n_hours
-        if writes_here():
+        if workers.of_job().writes_checkpoints:
             together(
                 lambda: _try(self.directory),
                 f"no checkpoint can be written to {self.directory}; choose a directory that rank {CHIEF} can write to",
@@ -131,7 +131,7 @@ class CheckpointManager:
         if number < 0:
             raise ValueError(f"a checkpoint's number must be 0 or more, got {number}")
         path = self.directory / f"{self.checkpoint_name}-{number}.h5"
-        if not writes_here():
+        if not workers.of_job().writes_checkpoints:
             return path
         together(lambda: self._prepare_order(path), f"checkpoint {path} was not saved")
         self.checkpoint.save_owned(path, self._owner)
@@ -157,10 +157,7 @@ class CheckpointManager:
         CheckpointError
             On all ranks: there are checkpoints, and none can be restored; has the reason for each.
         """
-        job = registry.of_job()
-        if job is None:
-            return self._restore_newest()
-        restored = job.extended.by_first_worker(lambda: str(self._restore_newest() or ""))
+        restored = workers.of_job().by_first_worker(lambda: str(self._restore_newest() or ""))
         if not restored:
             return None
         self.checkpoint.note_restored()

@@ -163,12 +163,12 @@ def read(path: Path) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
 
 def _entries(content: Any) -> Iterator[tuple[str, Any]]:
     """Yield (coded name, group or data set) for all that is in a file, and for itself."""
-    found = [("", content)]  # no recursion: names may have many parts
-    while found:
-        name, entry = found.pop()
+    waiting = [("", content)]  # no recursion: names may have many parts
+    while waiting:
+        name, entry = waiting.pop()
         yield name, entry
         if not hasattr(entry, "shape"):
-            found.extend((f"{name}/{key}" if name else key, entry[key]) for key in reversed(list(entry)))
+            waiting.extend((f"{name}/{key}" if name else key, entry[key]) for key in reversed(list(entry)))
 
 
 def _taken(name: str, entry: Any) -> tuple[str, ...]:

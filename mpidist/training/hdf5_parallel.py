@@ -45,11 +45,11 @@ def part_checksums(arrays: Mapping[str, numpy.ndarray], rank: int, size: int) ->
 
 def whole_checksums(names: Sequence[str], parts: Sequence[Sequence[tuple[int, int]]]) -> dict[str, int]:
     """Return the CRC-32 of every array from those of its parts, rank by rank.  Local."""
-    found = dict.fromkeys(names, zlib.crc32(b""))
+    checksums = dict.fromkeys(names, zlib.crc32(b""))
     for of_rank in parts:
         for name, (checksum, nbytes) in zip(names, of_rank, strict=True):
-            found[name] = joined_checksum(found[name], checksum, nbytes)
-    return found
+            checksums[name] = joined_checksum(checksums[name], checksum, nbytes)
+    return checksums
 
 
 def joined_checksum(first: int, second: int, second_bytes: int) -> int:
@@ -115,10 +115,10 @@ def _write_part(entry: Any, array: numpy.ndarray, rank: int, size: int) -> None:
 
 def _product(first: int, second: int) -> int:
     """Return the product of two polynomials over the integers modulo 2, modulo the polynomial of CRC-32."""
-    found = 0
+    product = 0
     while first:
         if first >> 31:
-            found ^= second
+            product ^= second
         first = first << 1 & 0xFFFFFFFF
         second = second >> 1 ^ (_POLYNOMIAL if second & 1 else 0)
-    return found
+    return product

@@ -138,15 +138,15 @@ class Model:
         return zeros
 
     def _gradients(self, gradients: Any) -> list[Any]:
-        found = nest.flatten(gradients)
-        if len(found) != len(self.variables):
-            what = f"must return a gradient for each of the {len(self.variables)} variables, got {len(found)} of them"
+        flat = nest.flatten(gradients)
+        if len(flat) != len(self.variables):
+            what = f"must return a gradient for each of the {len(self.variables)} variables, got {len(flat)} of them"
             raise self._error(ValueError, what)
         if self._keys is not None and (keys := _keys(gradients)) != self._keys:
             what = f"must return gradients in the dicts of the variables, by {_listed(self._keys)}; got them by"
             raise self._error(ValueError, f"{what} {_listed(keys)}: they might go to one another's variables")
         self._keys = None  # a function returns one structure
-        pairs = zip(found, self.variables, self._is_trainable, strict=True)
+        pairs = zip(flat, self.variables, self._is_trainable, strict=True)
         return [self._gradient(gradient, variable) for gradient, variable, is_trainable in pairs if is_trainable]
 
     def _gradient(self, gradient: Any, variable: DistributedVariable) -> Any:

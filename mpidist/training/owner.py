@@ -64,13 +64,13 @@ class Owner(Unowned):
         return found
 
     def claim(self) -> None:
-        found = _read(self.file)
-        if found is not None and found.is_own:
+        claimed = _read(self.file)
+        if claimed is not None and claimed.is_own:
             os.utime(self.file)
         elif self._was_ours and self._directory.exists():
-            raise self._refusal(found, "has taken")
+            raise self._refusal(claimed, "has taken")
         else:
-            self._take(found)
+            self._take(claimed)
             self._was_ours = True
 
     def require(self) -> None:

@@ -21,13 +21,13 @@ def temporary(path: Path) -> Path:
 
 def left_behind(directory: Path, is_name_fn: Callable[[str], Any], is_owned: bool = False) -> list[Path]:
     """Return the unfinished files of killed processes.  In an owned directory only this machine's processes write."""
-    found = []
+    paths = []
     for path in directory.glob(f".*{_END}"):
         name, _, tag = path.name[1:].removesuffix(_END).rpartition(".")
         writer = ProcessIdentity.of_tag(tag)
         if writer is not None and is_name_fn(name) and _is_left(path, writer.lives, is_owned):
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def _is_left(path: Path, lives: bool | None, is_owned: bool) -> bool:

@@ -110,13 +110,13 @@ class Trainer:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a mpidist.optimizers.Optimizer, got {type(optimizer).__name__}")
-        found = [get_metric(metric) for metric in metrics]
-        self._model = Model(value_and_grad_fn, variables, predict_fn, loss_fn, needs_predictions=bool(found))
+        metrics_here = [get_metric(metric) for metric in metrics]
+        self._model = Model(value_and_grad_fn, variables, predict_fn, loss_fn, needs_predictions=bool(metrics_here))
         self.strategy = _require_scope(self._model.strategy)
         self.kept_world = WorldKept(innermost())
         self.variables = self._model.variables
         self.optimizer = optimizer
-        self.metrics = [_of_strategy(metric, self.strategy) for metric in found]
+        self.metrics = [_of_strategy(metric, self.strategy) for metric in metrics_here]
         _require_names(self.metrics)
         self._loss = _of_strategy(Mean("loss"), self.strategy)
         self._step = TrainStep(self._model, optimizer)

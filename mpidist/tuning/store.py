@@ -78,15 +78,15 @@ def path_of(key: Key, where: Path) -> Path:
 
 def read(path: Path) -> Record:
     """Return what a file has; ValueError says what is wrong in it, of another version, or of no machine (Local)."""
-    found = json.loads(path.read_text())
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+    content = json.loads(path.read_text())
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError(f"its format is not {_FORMAT}, that of this version of mpidist")
     try:
-        key = {**found["key"]}
-        hosts = tuple(str(host) for host in found["hosts"])
+        key = {**content["key"]}
+        hosts = tuple(str(host) for host in content["hosts"])
         if not hosts or not {"mpi", "ranks", "processor", "shared_memory", "algorithms"} <= set(key):
             raise ValueError("it does not say whose figures it has")
-        record = Record(key, hosts, Figures.from_json(found["figures"]))
+        record = Record(key, hosts, Figures.from_json(content["figures"]))
     except (KeyError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     record.figures.check(Topology(hosts))
@@ -127,13 +127,13 @@ def look_up(key: Key, where: Path) -> tuple[Record | None, str]:
 
 def stored(where: Path) -> tuple[list[Record], list[str]]:
     """Return all that can be used in a folder, by name of file, and what is wrong with the rest (Local)."""
-    found, problems = [], []
+    records, problems = [], []
     for path in sorted(where.glob("*.json")):
         try:
-            found.append(read(path))
+            records.append(read(path))
         except (OSError, ValueError) as error:
             problems.append(_problem(path, error))
-    return found, problems
+    return records, problems
 
 
 def _problem(path: Path, error: Exception) -> str:

@@ -69,10 +69,10 @@ def sums_over_parts(variables: Sequence[DistributedVariable], numbers: Sequence[
     bits.  Local otherwise.
     """
     split = [place for place, variable in enumerate(variables) if isinstance(variable, SplitVariable)]
-    found = list(numbers)
+    sums_of_all = list(numbers)
     if split:
         sums = numpy.array([numbers[place] for place in split], "float64")
         variables[split[0]].strategy.extended.group.all_reduce(sums)
         for place, total in zip(split, sums.tolist(), strict=True):
-            found[place] = total
-    return found
+            sums_of_all[place] = total
+    return sums_of_all

@@ -221,6 +221,14 @@ def test_the_package_has_no_breach(check):
     assert check(files) == []
 
 
+def test_training_knows_nothing_of_servers():
+    names = {
+        name for path, text in sources().items() if path.startswith("training/") for _, name in imports(path, text)
+    }
+    assert any(name.startswith("mpidist.strategies.workers") for name in names)
+    assert {name for name in names if "parameter_server" in name} == set()
+
+
 #: Of a function, its docstring not counted.
 MOST_LINES = 60
 

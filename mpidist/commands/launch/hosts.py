@@ -33,13 +33,13 @@ def ranks_by_host(hosts: dict[str, int], ranks: int) -> dict[str, int]:
 
     The launchers fill one host after the other, and deal those that find no slot evenly.
     """
-    given, left = {}, ranks
+    counts, left = {}, ranks
     for name, places in hosts.items():
-        given[name] = min(places, left)
-        left -= given[name]
+        counts[name] = min(places, left)
+        left -= counts[name]
     for number, name in enumerate(hosts):
-        given[name] += left // len(hosts) + int(number < left % len(hosts))
-    return {name: count for name, count in given.items() if count}
+        counts[name] += left // len(hosts) + int(number < left % len(hosts))
+    return {name: count for name, count in counts.items() if count}
 
 
 def begin_here(hosts: dict[str, int]) -> bool:
@@ -50,12 +50,12 @@ def begin_here(hosts: dict[str, int]) -> bool:
 
 def _places(entries: Iterable[tuple[str, str]], ranks: int) -> dict[str, int]:
     """Return the sums by host; without any number all hosts share `ranks`, else one without a number takes 1."""
-    found = [_parsed(entry, where) for entry, where in entries]
-    names = [name for name, _ in found]
-    is_plain = len({*names}) == len(names) and all(places is None for _, places in found)
+    parsed = [_parsed(entry, where) for entry, where in entries]
+    names = [name for name, _ in parsed]
+    is_plain = len({*names}) == len(names) and all(places is None for _, places in parsed)
     share = -(-ranks // max(1, len(names))) if is_plain else 1
     hosts: dict[str, int] = {}
-    for name, places in found:
+    for name, places in parsed:
         hosts[name] = hosts.get(name, 0) + (share if places is None else places)
     if sum(hosts.values()) < ranks:
         has = ", ".join(f"{name}:{places}" for name, places in hosts.items()) or "none"

@@ -79,12 +79,12 @@ def words_of(vendor: str, asked: str) -> Words:
 
 def parse_variables(given: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ``-x NAME`` and ``-x NAME=VALUE``, with their values."""
-    found = {}
+    variables = {}
     for text in given:
         name, has_value, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise LaunchError(f"-x {text}: expected NAME or NAME=VALUE")
         if not has_value and name not in environ:
             raise LaunchError(f"-x {name}: there is no such variable here; give its value, -x {name}=VALUE")
-        found[name] = value if has_value else environ[name]
-    return found
+        variables[name] = value if has_value else environ[name]
+    return variables

@@ -35,16 +35,16 @@ def used_defaults(
 ) -> dict[str, Default]:
     """Return the defaults that count: the command line stands above them, and a stronger file above a weaker one."""
     on_line = {name for name, action in options.items() if hasattr(given, action.dest)}
-    found: dict[str, Default] = {}
+    used: dict[str, Default] = {}
     for name, default in defaults.items():  # those of the strongest file last
         rival = _RIVALS.get(name, "")
         if rival in on_line or (name in on_line and name != _VARIABLES):
             continue
-        if rival in found and _is_on(default) and _is_on(found[rival]):
-            if found.pop(rival).file == default.file:
+        if rival in used and _is_on(default) and _is_on(used[rival]):
+            if used.pop(rival).file == default.file:
                 raise ValueError(f"{default.file}: [run] has {rival} and {name}; expected one of them")
-        found[name] = default
-    return found
+        used[name] = default
+    return used
 
 
 def fill_in(given: Namespace, options: Mapping[str, Action], defaults: Mapping[str, Default]) -> None:

@@ -101,13 +101,13 @@ class LocalUpdates(Updates):
             return
         together = []
         steps = map(step_for, range(len(factors)), factors)
-        for each in zip(unpacked(packs), listed.variables, steps, strict=True):
-            gradient, variable, step = each
+        for update in zip(unpacked(packs), listed.variables, steps, strict=True):
+            gradient, variable, step = update
             if variable.one_copy is None:
                 update_part(rule, gradient, variable, self._slots.of(variable), step)
                 variable.note_change()
             else:
-                together.append(each)
+                together.append(update)
         if together:
             self._one_copy.run(rule, self._slots, *zip(*together, strict=True))
 

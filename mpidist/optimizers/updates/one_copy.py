@@ -35,7 +35,7 @@ def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[S
     ends = list(accumulate(lengths))
     total = ends[-1] if ends else 0
     first, last = rank * total // size, (rank + 1) * total // size
-    found = []
+    spans = []
     for number, (length, end) in enumerate(zip(lengths, ends, strict=True)):
         begin = end - length
         if cuts:
@@ -43,8 +43,8 @@ def parts_of(lengths: Sequence[int], rank: int, size: int, cuts: bool) -> list[S
         else:  # all of it is for the rank to which its middle belongs
             start, stop = (begin, end) if first <= begin + length // 2 < last else (begin, begin)
         if start < stop:
-            found.append(Span(number, start - begin, stop - begin))
-    return found
+            spans.append(Span(number, start - begin, stop - begin))
+    return spans
 
 
 class OneCopyUpdates:

@@ -156,13 +156,13 @@ class ShardedUpdate:
     def gathered(self) -> dict[int, list[Any]]:
         """Return the whole slots of its variables by id.  Collective."""
         assert self._kept is not None
-        found: dict[int, list[Any]] = {}
+        slots: dict[int, list[Any]] = {}
         for part, kept in zip(self._slices, self._kept, strict=True):
             whole = [self._updates.gather(part, values) for values in kept]
             offsets = part.pieces.offsets
             for position, start, stop in zip(part.tensors, offsets[:-1], offsets[1:], strict=True):
-                found[id(self._variables[position])] = [values[start:stop] for values in whole]
-        return found
+                slots[id(self._variables[position])] = [values[start:stop] for values in whole]
+        return slots
 
     def give_slots_back(self) -> None:
         """Make the slots whole.  Collective."""

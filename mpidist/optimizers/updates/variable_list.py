@@ -129,13 +129,13 @@ class VariableLists:
 
     def of(self, variables: Sequence[Any]) -> VariableList:
         """Return the list of these variables."""
-        for found in self._lists:
-            if found.is_of(variables):
+        for known in self._lists:
+            if known.is_of(variables):
                 break
         else:
-            found = VariableList(variables)
-            self._lists = [found, *self._lists[: _KEPT_LISTS - 1]]
-        return found
+            known = VariableList(variables)
+            self._lists = [known, *self._lists[: _KEPT_LISTS - 1]]
+        return known
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy without the lists, which are true of these variables only."""
@@ -149,14 +149,14 @@ def apart(gradients: Sequence[Any]) -> list[Packed]:
 
 def unpacked(packs: Sequence[Packed]) -> list[Any]:
     """Return packed gradients one by one, in the order of the list, flat or as they are."""
-    found: dict[int, Any] = {}
+    by_position: dict[int, Any] = {}
     for pack in packs:
         if len(pack.tensors) == 1:
-            found[pack.tensors[0]] = pack.values
+            by_position[pack.tensors[0]] = pack.values
             continue
         for position, (start, stop) in zip(pack.tensors, pairwise(pack.offsets), strict=True):
-            found[position] = pack.values[start:stop]
-    return [found[position] for position in range(len(found))]
+            by_position[position] = pack.values[start:stop]
+    return [by_position[position] for position in range(len(by_position))]
 
 
 def _room_for(gradients: Sequence[Any]) -> list[Packed]:
@@ -164,8 +164,8 @@ def _room_for(gradients: Sequence[Any]) -> list[Packed]:
     positions: dict[Any, list[int]] = {}
     for position, gradient in enumerate(gradients):
         positions.setdefault(gradient.dtype, []).append(position)
-    found = []
+    packs = []
     for dtype, members in positions.items():
         offsets = [0, *accumulate(gradients[position].size for position in members)]
-        found.append(Packed(tuple(members), tuple(offsets), aligned(offsets[-1], dtype)))
-    return found
+        packs.append(Packed(tuple(members), tuple(offsets), aligned(offsets[-1], dtype)))
+    return packs

@@ -12,7 +12,7 @@ import numpy
 
 from mpidist import arrays
 from mpidist.options import VariableSynchronization
-from mpidist.parameter_server import registry
+from mpidist.strategies import workers
 from mpidist.training.callbacks.base import Callback, Logs
 from mpidist.training.callbacks.monitor import Monitor, Monitoring
 from mpidist.variables import DistributedVariable
@@ -101,11 +101,11 @@ class EarlyStopping(Monitoring):
         super().on_train_end(logs)
         if self.stopped_epoch and self.trainer.is_chief:
             _log.info("EarlyStopping: ended after epoch %d; the best was epoch %d", self.stopped_epoch, self.best_epoch)
-        job = registry.of_job()
-        if self.restore_best_weights and job is not None and not self.trainer.variables[0].is_here:
-            job.extended.by_first_worker(self._put_back)  # when the others have made their last steps
-        elif self.restore_best_weights:
-            self._put_back()
+        if self.restore_best_weights:
+            if self.trainer.variables[0].is_here:
+                self._put_back()
+            else:
+                workers.of_job().by_first_worker(self._put_back)  # when the others have made their last steps
 
     def _put_back(self) -> None:
         """Set the variables to the best ones, if there are any; those on servers, in the first worker only."""
@@ -118,14 +118,14 @@ class EarlyStopping(Monitoring):
 
         Collective with `restore_best_weights`: every rank calls it in the same order.
         """
-        found, copies = super().state(), self._best_copies
+        entries, copies = super().state(), self._best_copies
         if copies is None:
-            return found
+            return entries
         variables = self.trainer.variables
         if not self._are_saved:
             copies = [_saved(variable, copy) for variable, copy in zip(variables, copies, strict=True)]
-        found[_NAMES] = [variable.name for variable in variables]
-        return {**found, **{_key(number): copy for number, copy in enumerate(copies)}}
+        entries[_NAMES] = [variable.name for variable in variables]
+        return {**entries, **{_key(number): copy for number, copy in enumerate(copies)}}
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if the best variables of a state are not those of the trainer.  Local."""

@@ -50,14 +50,14 @@ class Monitor:
 
     def value(self, logs: Logs | None, asked: str) -> float | None:
         """Return the value in the logs; None, with a warning that names who `asked`, where there is none."""
-        found = (logs or {}).get(self.name)
-        if found is None:
+        value = (logs or {}).get(self.name)
+        if value is None:
             known = ", ".join(logs or {})
             warnings.warn(
                 f"{asked} monitors {self.name!r}, which the logs do not have; there are: {known}", stacklevel=4
             )
             return None
-        return float(found)
+        return float(value)
 
 
 class Monitoring(Callback):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.errors import listed
-from mpidist.parameter_server import registry
 from mpidist.reporting import facts, notes, page
+from mpidist.strategies import workers
 from mpidist.training.callbacks.base import Callback, Logs
 from mpidist.training.given_path import given_path
 from mpidist.world import world_communicator
@@ -92,7 +92,7 @@ class Report(Callback):
         """
         communicator = world_communicator()
         self._strategy, self._variables, self._communicator = strategy, list(variables), communicator
-        self._is_together = strategy.extended.spans_ranks and registry.of_job() is None
+        self._is_together = strategy.extended.spans_ranks and not workers.of_job().train_apart
         run = self._each(uuid.uuid4().hex)[0] if self._is_together else ""
         about, problem = facts.about(strategy, communicator, run) | {"goes_on": self._has_begun}, ""
         try:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.errors import CheckpointNotFoundError, quoted
-from mpidist.parameter_server import registry
+from mpidist.strategies import workers
 from mpidist.strategies.default import STRATEGY
-from mpidist.strategies.parameter_server import ParameterServerStrategy
+from mpidist.strategies.workers import Workers
 from mpidist.training import hdf5_file
 from mpidist.training.checkpoint import Checkpoint, together
 from mpidist.training.checkpoint_manager import CheckpointManager, newest_in, number_of
@@ -214,7 +214,7 @@ class Estimator:
         is_new = path is None and not self._serves_on
         if is_new:
             self._forget(ModeKeys.TRAIN)
-        read = None if isinstance(strategy, ParameterServerStrategy) else position
+        read = None if isinstance(strategy.extended, Workers) else position
         batches = StepBatches(input_fn, strategy, self._named(ModeKeys.TRAIN), read)
         built = self._build(ModeKeys.TRAIN, strategy, batches.outline)
         if is_new:
@@ -292,7 +292,7 @@ class Estimator:
         require_input_fn(input_fn)
         own_hooks = checked_hooks(hooks)
         strategy = self._config.eval_distribute
-        if strategy is None or isinstance(strategy, ParameterServerStrategy):
+        if strategy is None or isinstance(strategy.extended, Workers):
             strategy = STRATEGY
         batches = StepBatches(input_fn, strategy, self._named(ModeKeys.EVAL))
         built = self._build(ModeKeys.EVAL, strategy, batches.outline)
@@ -408,8 +408,8 @@ def _directory(model_dir: Any, config: RunConfig) -> Path:
 
 def _from_chief(fn: Callable[[], str], what: str) -> str:
     """Return the chief's text on all ranks, or that of the first of workers that train by themselves.  Collective."""
-    job = registry.of_job()
-    found: str = together(fn, what) if job is None else job.extended.by_first_worker(fn) or ""
+    job = workers.of_job()
+    found: str = job.by_first_worker(fn) or "" if job.train_apart else together(fn, what)
     return found
 
 

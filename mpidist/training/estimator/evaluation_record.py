@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy
 
-from mpidist.training.checkpoint import CHIEF, writes_here
+from mpidist.strategies import workers
+from mpidist.training.checkpoint import CHIEF
 from mpidist.world import world_communicator
 
 _FILE = "evaluations.jsonl"
@@ -22,7 +23,7 @@ def record(folder: str, results: Mapping[str, Any]) -> None:
 
     A folder that cannot be written to is a warning in the log: an evaluation only reads.
     """
-    if world_communicator().rank != CHIEF or not writes_here():
+    if world_communicator().rank != CHIEF or not workers.of_job().writes_checkpoints:
         return
     plain = {name: numpy.asarray(value).tolist() for name, value in results.items()}
     _log.info("Saving dict for global step %s: %s", plain["global_step"], plain)

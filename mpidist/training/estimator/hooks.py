@@ -236,10 +236,10 @@ def checked_listeners(listeners: Iterable[CheckpointSaverListener] | None) -> li
 
 def _checked(what: str, given: Iterable[Any] | None, is_one: Callable[[Any], bool]) -> list[Any]:
     try:
-        found = list(given or ())
+        items = list(given or ())
     except TypeError:
         raise TypeError(f"{what}, in a list; got {type(given).__name__}") from None
-    for each in found:
+    for each in items:
         if not is_one(each):
             raise TypeError(f"{what}, given: {quoted(each)}")
-    return found
+    return items

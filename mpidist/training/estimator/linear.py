@@ -172,14 +172,14 @@ def _weights(column: NumericColumn) -> str:
 
 def _checked_columns(columns: Any) -> list[NumericColumn]:
     """Return columns in the order of their names."""
-    found = [columns] if isinstance(columns, NumericColumn) else list(columns)
-    for each in found:
+    numeric = [columns] if isinstance(columns, NumericColumn) else list(columns)
+    for each in numeric:
         if not isinstance(each, NumericColumn):
             raise TypeError(f"Items of feature_columns must be made by numeric_column, got {each!r}")
-    names = [each.name for each in found]
-    if not found or len(set(names)) < len(names):
+    names = [each.name for each in numeric]
+    if not numeric or len(set(names)) < len(names):
         raise ValueError(f"feature_columns must be one or more, each with a key of its own; got {names}")
-    return sorted(found, key=lambda each: each.name)
+    return sorted(numeric, key=lambda each: each.name)
 
 
 def _optimizer_fn(optimizer: OptimizerChoice | None, columns: int) -> Callable[[], Optimizer]:

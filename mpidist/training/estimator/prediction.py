@@ -32,11 +32,11 @@ def predicted(
     for batch in batches:
         rows = rows_of(batch)
         called.before()
-        found = _wanted(built.strategy.run(built.model.predict, (batch[0],)), keys) if rows else None
+        predictions = _wanted(built.strategy.run(built.model.predict, (batch[0],)), keys) if rows else None
         stops = called.after()
         if rows:
-            found = nest.pack(found, [_on_host(leaf, rows) for leaf in nest.flatten(found)])
-            yield from _rows(found, rows) if by_rows else (found,)
+            predictions = nest.pack(predictions, [_on_host(leaf, rows) for leaf in nest.flatten(predictions)])
+            yield from _rows(predictions, rows) if by_rows else (predictions,)
         if stops:
             break
     called.end()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mpidist.training.checkpoint import writes_here
+from mpidist.strategies import workers
 from mpidist.training.checkpoint_manager import CheckpointManager
 from mpidist.training.estimator.built_model import BuiltModel
 from mpidist.training.estimator.hooks import CheckpointSaverListener, Session
@@ -63,7 +63,7 @@ class Saver:
 
     def save(self, session: Session) -> bool:
         """Save, unless this is saved already; return whether a listener asks for the end.  Collective."""
-        if self._saved == self._here() or not writes_here():
+        if self._saved == self._here() or not workers.of_job().writes_checkpoints:
             return False
         step = self._position.global_step
         for listener in self._listeners:

@@ -100,12 +100,12 @@ def _passed_over(read: StepPosition, dataset: Dataset, workers: int) -> int:
 def called(input_fn: Callable[..., Any], named: Mapping[str, Any]) -> Dataset:
     """Return the data set of an `input_fn`, called with what it names of `named`.  Local; errors as above."""
     accepted = inspect.signature(input_fn).parameters
-    found = input_fn(**{name: value for name, value in named.items() if name in accepted})
-    if found is None:
+    data = input_fn(**{name: value for name, value in named.items() if name in accepted})
+    if data is None:
         raise TypeError(f"{_name(input_fn)} returned None (is a `return` missing?); {_RETURNS}")
-    if isinstance(found, (tuple, dict)) or not hasattr(found, "__iter__") or hasattr(found, "shape"):
-        raise TypeError(f"{_name(input_fn)} returned a {type(found).__name__}; {_RETURNS}")
-    return as_dataset(found)
+    if isinstance(data, (tuple, dict)) or not hasattr(data, "__iter__") or hasattr(data, "shape"):
+        raise TypeError(f"{_name(input_fn)} returned a {type(data).__name__}; {_RETURNS}")
+    return as_dataset(data)
 
 
 def _checked(batch: Any) -> Any:

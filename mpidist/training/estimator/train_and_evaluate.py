@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.errors import CheckpointError, quoted
-from mpidist.parameter_server import registry
-from mpidist.strategies.parameter_server import ParameterServerStrategy
-from mpidist.training.checkpoint import writes_here
+from mpidist.strategies import workers
 from mpidist.training.checkpoint_manager import checkpoints_in, number_of
 from mpidist.training.estimator.estimator import Estimator, require_positive
 from mpidist.training.estimator.evaluation_record import record
@@ -135,22 +133,22 @@ def train_and_evaluate(
     ValueError
         An evaluator outside of the job cannot know when a training without `max_steps` ends.
     """
-    for name, given, kind in (
+    for name, argument, kind in (
         ("estimator", estimator, Estimator),
         ("train_spec", train_spec, TrainSpec),
         ("eval_spec", eval_spec, EvalSpec),
     ):
-        if not isinstance(given, kind):
-            raise TypeError(f"`{name}` must have type {kind.__name__}, given {type(given).__name__}")
+        if not isinstance(argument, kind):
+            raise TypeError(f"`{name}` must have type {kind.__name__}, given {type(argument).__name__}")
     config = estimator.config
     if config.is_evaluator:
         return _Evaluator(estimator, train_spec, eval_spec).run()
     if config.has_evaluator:
         _train(estimator, train_spec, [])
         return None, []
-    if isinstance(config.train_distribute, ParameterServerStrategy) and registry.of_job() is not None:
+    if config.train_distribute is not None and config.train_distribute.extended is (job := workers.of_job()):
         _train(estimator, train_spec, [])
-        return _evaluated(estimator, eval_spec, True) if writes_here() else (None, [])
+        return _evaluated(estimator, eval_spec, True) if job.writes_checkpoints else (None, [])
     listener = _EvaluatingListener(estimator, eval_spec)
     _train(estimator, train_spec, [listener])
     if listener.found is None:  # nothing was left to train
@@ -272,8 +270,8 @@ class _Evaluator:
 
 
 def _checked_exporters(given: Any) -> list[Any]:
-    found = list(given or ()) if isinstance(given, Iterable) or given is None else [given]
-    for each in found:
+    exporters = list(given or ()) if isinstance(given, Iterable) or given is None else [given]
+    for each in exporters:
         if not (callable(getattr(each, "export", None)) and isinstance(getattr(each, "name", None), str)):
             raise TypeError(f"`exporters` must have a name and a method export, given: {quoted(each)}")
-    return found
+    return exporters

@@ -152,16 +152,16 @@ def _classes(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.n
     """
     require_classes(name, y_pred)
     has_column = y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1
-    given = _exact(y_true[..., 0] if has_column else y_true)
-    if given.shape != y_pred.shape[:-1]:
+    numbers = _exact(y_true[..., 0] if has_column else y_true)
+    if numbers.shape != y_pred.shape[:-1]:
         raise ValueError(
             f"metric {name!r}: one class number belongs to each row of y_pred, {y_pred.shape}, got {y_true.shape}"
         )
     with numpy.errstate(invalid="ignore"):  # what is no number is an error below
-        classes = given.astype("int64", copy=False)
-    wrong = classes != given
+        classes = numbers.astype("int64", copy=False)
+    wrong = classes != numbers
     if wrong.any():
-        raise ValueError(f"metric {name!r}: labels are class numbers, whole ones; got {given[wrong][0]}")
+        raise ValueError(f"metric {name!r}: labels are class numbers, whole ones; got {numbers[wrong][0]}")
     return classes
 
 

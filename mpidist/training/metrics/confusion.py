@@ -150,11 +150,11 @@ def _whole(name: str, what: str, value: Any, least: int) -> int | None:
 def _thresholds(thresholds: float | Sequence[float] | None, top_k: int | None) -> Sequence[float]:
     if thresholds is None:
         return (0.5,) if top_k is None else (-numpy.finfo("float64").max,)
-    found = (thresholds,) if numpy.ndim(thresholds) == 0 else tuple(thresholds)  # type: ignore[arg-type]
-    wrong = [value for value in found if not 0 <= value <= 1]  # type: ignore[operator]
-    if wrong or not found:
+    numbers = (thresholds,) if numpy.ndim(thresholds) == 0 else tuple(thresholds)  # type: ignore[arg-type]
+    wrong = [value for value in numbers if not 0 <= value <= 1]  # type: ignore[operator]
+    if wrong or not numbers:
         raise ValueError(f"thresholds must be numbers from 0 to 1, got {thresholds!r}")
-    return found  # type: ignore[return-value]
+    return numbers  # type: ignore[return-value]
 
 
 def _rounded(thresholds: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:

@@ -106,13 +106,13 @@ def _may_spread(y_true: Any, y_pred: Any) -> bool:
 
 
 def _by_row(name: str, values: Any, rows: int) -> numpy.ndarray:
-    found = on_host(values)
-    if found.shape[:1] != (rows,):
+    by_row = on_host(values)
+    if by_row.shape[:1] != (rows,):
         raise ValueError(
-            f"metric {name!r} returned values of shape {found.shape} for {rows} rows: return a value for each row, as "
+            f"metric {name!r} returned values of shape {by_row.shape} for {rows} rows: return a value for each row, as "
             "numpy.abs(labels - predictions) is, without their mean"
         )
-    return found
+    return by_row
 
 
 def _weighted(values: numpy.ndarray, weights: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:

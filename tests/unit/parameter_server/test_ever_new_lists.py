@@ -16,7 +16,7 @@ from mpidist.parameter_server.client import part
 from mpidist.parameter_server.client import plans as plans_module
 from mpidist.parameter_server.client.local_client import LocalClient
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
-from mpidist.parameter_server.registry import of_job
+from mpidist.parameter_server.registry import installed
 from mpidist.parameter_server.server.requests import Requests
 from mpidist.parameter_server.server.store import Store
 from tests.helpers.served import run, spec, value
@@ -241,7 +241,7 @@ def by_updates(strategy, lists, again):
         pairs = [(numpy.ones(4, "f4"), variables[number]) for number, _ in keys]
         for _ in range(again):
             strategy.run(lambda pairs=pairs: optimizer.apply_gradients(pairs))
-    lists = list(of_job().client.plans.lists)
+    lists = list(installed().client.plans.lists)
     known = [known.planned() for known in optimizer._updates._known]
     assert all(planned is None or planned in lists for planned in known)
     return [variable.value.tolist() for variable in variables], len(lists)

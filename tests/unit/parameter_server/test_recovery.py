@@ -16,7 +16,7 @@ import pytest
 import mpidist
 from mpidist.collectives.reductions import plan_cache
 from mpidist.errors import CheckpointError, PeerLostError
-from mpidist.parameter_server.registry import of_job
+from mpidist.parameter_server.registry import installed
 from mpidist.parameter_server.server.server import Server
 from mpidist.testing import run_ranks
 
@@ -337,7 +337,7 @@ def test_ever_new_lists_are_as_one_and_few_are_kept_also_on_the_servers_that_are
 
         def train(chosen):
             optimizer.apply_gradients([(numpy.ones(4), model[n]) for n in chosen])
-            client = of_job().client
+            client = installed().client
             client.held = list(client.plans.lists)  # as the traceback of an error may hold them
             return len(client.held)
 
