@@ -187,8 +187,9 @@ class Optimizer(Rule):
 
     @property
     def skipped_steps(self) -> int:
-        """Updates left out."""
-        return self._stages.skipped_steps
+        """Updates left out.  Local; where servers hold the variables, they are asked for those of all workers."""
+        of_all = None if self._updates is None else self._updates.skipped_steps()
+        return self._stages.skipped_steps if of_all is None else of_all
 
     @property
     def gradient_accumulation_steps(self) -> int:

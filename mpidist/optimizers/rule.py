@@ -72,7 +72,7 @@ class Rule(abc.ABC):
     ) -> None:
         if weight_decay is not None and not weight_decay >= 0:
             raise ValueError(f"weight_decay must be 0 or more, or None; got {weight_decay}")
-        self._learning_rate = learning_rate
+        self._learning_rate = self._first_learning_rate = learning_rate
         self._iterations = 0
         self.weight_decay = weight_decay
         self.clipvalue = clipvalue

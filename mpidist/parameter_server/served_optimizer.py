@@ -19,6 +19,11 @@ from mpidist.parameter_server.ledger import Ledger
 _OURS = Optimizer.__module__.rpartition(".")[0] + "."
 
 
+def is_ours(kind: type) -> bool:
+    """Whether a class of rules is this package's."""
+    return kind.__module__.startswith(_OURS)
+
+
 class ServedOptimizer:
     """An optimizer that updates the variables of a server, in the server or in a client on its node."""
 
@@ -30,7 +35,7 @@ class ServedOptimizer:
         self.steps_word, self.rate_real = Ledger.steps_word(number), Ledger.rate_real(number)
         kind = type(self.optimizer)
         self.joins = self.optimizer._joins
-        self.is_ours = kind.__module__.startswith(_OURS)
+        self.is_ours = is_ours(kind)
         self.renew_slice = self._found_renew_slice(kind)
         self._scratch: dict[numpy.dtype, list[Any]] = {}
 

@@ -106,7 +106,15 @@ class ServedExtended(Workers, StrategyExtended):
 
     @property
     def writes_checkpoints(self) -> bool:  # type: ignore[override]
-        """Whether this worker writes checkpoints, and restores what servers hold: the first does."""
+        """Whether this worker writes checkpoints, and restores what servers hold: the first does.
+
+        RuntimeError in a scheduled function, whose chief does both.
+        """
+        if self._serves_metrics and not self.has_coordinator and self.number:
+            raise RuntimeError(
+                "a function that a ClusterCoordinator has scheduled saves and restores no checkpoints: let the program "
+                "of the chief do it, below coordinator.join()"
+            )
         return self.number == 0
 
     def undivided(self, act: Callable[[], T]) -> T:
@@ -127,16 +135,20 @@ class ServedExtended(Workers, StrategyExtended):
     def by_first_worker(self, fn: Callable[[], str | None]) -> str | None:
         """Call a function in the first worker; return its short text, or raise its MpidistError, in all of them.
 
-        Collective where every worker runs the program; a chief with a coordinator calls it alone.
+        Before, all that workers have pushed is applied: no step from before it changes what it restores.  Collective
+        where every worker runs the program; a chief with a coordinator calls it alone, and waits for all functions
+        that it has scheduled.
         """
+        is_first = self.writes_checkpoints
         if self.has_coordinator:
-            return fn()
+            return self._strategy._cluster_coordinator._calls.between_calls(fn)
+        self._client.meet(self._words)
         # the word goes by way of server 0, as a variable
         spec = VariableSpec(
             (registry.WORDS + self._words, 0), f"word {self._words}", (_WORD_BYTES,), numpy.dtype("uint8")
         )
         self._words += 1
-        if self.number == 0:
+        if is_first:
             try:
                 text = fn()
             except MpidistError as error:

@@ -194,7 +194,8 @@ class Checkpoint:
         """Set everything to the values in a file.
 
         Collective: every rank calls it in the same order.  The chief reads; other ranks need not see the file.  With
-        parameter servers, where workers train by themselves, the first worker restores, and the others wait for it.
+        parameter servers, where workers train by themselves, the first worker restores when all have called this, and
+        the others wait for it; the chief of a `ClusterCoordinator` waits for the functions that it has scheduled.
         What is not on servers, such as places in data sets, stays as it is on the other workers.
 
         Raises
@@ -211,13 +212,14 @@ class Checkpoint:
     def note_restored(self) -> None:
         """Have the optimizers of other workers know the learning rate that the first worker has restored.
 
-        Collective among the ranks of a worker.
+        What they have accumulated before is left out.  Collective among the ranks of a worker.
         """
         if workers.of_job().writes_checkpoints:
             return
         for part in self._parts.values():
             if isinstance(part, Optimizer):
                 part.read_learning_rate()
+                part.forget_micro_batches()
 
     @in_kept_world
     def restore_here(self, path: str | Path) -> None:

@@ -61,6 +61,10 @@ class Updates(abc.ABC):
     def iterations(self, value: int) -> None:
         """Count steps from `value` on."""
 
+    def skipped_steps(self) -> int | None:
+        """Return the steps left out by all who share this optimizer; None where this process knows of all."""
+        return None
+
     def learning_rate(self) -> float | None:
         """Return the learning rate, a number, that others may have set; None where it is the rule's own."""
         return None

@@ -28,6 +28,7 @@ from mpidist.parameter_server.client.plans import PlannedList, Plans
 from mpidist.parameter_server.client.server_end import ServerEnd
 from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.parameter_server.pickles import packed, pickled
+from mpidist.parameter_server.registry import WORDS
 from mpidist.runtime.shared_memory import map_file
 from mpidist.transports.connections.base import Connection
 from mpidist.variables import IndexedSlices
@@ -84,6 +85,8 @@ class Client:
         self._clocks = self._find_clocks()
         self._in_step = not self._clocks
         self._is_idle = False
+        #: Whether this client has read since its present function began.
+        self._has_read = False
 
     def _opened(self, connections: Sequence[Connection]) -> list[ServerEnd]:
         return [open_server(connection, place, self.number) for place, connection in enumerate(connections)]
@@ -147,6 +150,11 @@ class Client:
         except KeyError:
             raise KeyError(f"client {self.number} has created no variable {key}") from None
 
+    def begin_function(self) -> None:
+        """Begin a scheduled function: what it pushes is of what it reads itself, or of what the chief has given it."""
+        self._in_step, self._has_read = not self._clocks, False
+        self.refresh()
+
     def refresh(self) -> None:
         """End the present snapshot: the next reading is of the variables as they are then."""
         self.moment += 1
@@ -174,6 +182,8 @@ class Client:
     @_asks
     def lookup(self, key: Key, indices: Any) -> Any:
         """Return some rows of a variable as they are now, as a new array."""
+        if not self._in_step and key[0] < WORDS:
+            self._begin_step()
         indices = numpy.asarray(indices, numpy.int64)
         spec, end = self._specs[key], self._ends[self.server_of(key)]
         rows = end.ask("lookup", indices.reshape(-1), key=key)[1]
@@ -235,7 +245,7 @@ class Client:
         """Do what `push` does, with arrays and slices for the list that `plans` has just found."""
         self.plans.lists.use(planned)
         if not self._in_step:
-            self._begin_step()
+            self._begin_step(reads=False)
         if len(planned.parts) > 1:
             # what is known to be wrong with one server is said before another has its part: all or nothing
             for _, part in planned.parts:
@@ -278,6 +288,17 @@ class Client:
         """Have an optimizer count its steps from `value` on; slots stay as they are."""
         for end in self.servers:
             end.ask("iterations", number=number, value=value)
+
+    @_asks
+    def skip(self, number: int) -> None:
+        """Have a step counted that is left out."""
+        for end in self.servers:
+            end.ask("skipped", number=number, count=1)
+
+    @_asks
+    def skipped_steps(self, number: int) -> int:
+        """Return the steps of an optimizer that all clients have left out; KeyError if the servers have none such."""
+        return self.servers[0].ask("skipped", number=number, count=0)[0]["skipped_steps"]
 
     @_asks
     def learning_rate(self, number: int) -> float | None:
@@ -368,6 +389,16 @@ class Client:
                 with suppress(PeerLostError):  # whoever needs it again will be told
                     end.note("idle")
 
+    def meet(self, number: int) -> None:
+        """Wait until all clients have come here, and what they have pushed is applied; each meeting has a number.
+
+        Nothing is owed then of gradients from before, since what follows may restore the variables.
+        """
+        self.plans.residues.drop()
+        self.flush()
+        self.idle()  # or a gradient might wait for one of a client that waits here
+        self.servers[0].ask("await_all_workers", number=number)
+
     def stand_aside(self) -> None:
         """Make no steps from now on, as a chief that schedules them: nobody waits for it, nor does it for others."""
         for end in self.servers:  # any of them may say one day who may go on
@@ -375,14 +406,16 @@ class Client:
                 end.note("aside")
         self._clocks, self._in_step = [], True
 
-    def _begin_step(self) -> None:
-        """Wait until the servers let this client start a step."""
+    def _begin_step(self, reads: bool = True) -> None:
+        """Wait until the servers let this client start a step, by a reading or by gradients of an earlier one."""
         was_idle, self._is_idle = self._is_idle, False
         for end in self._clocks:
             if was_idle:
                 end.note("active")
-            end.begin_step(ask=was_idle)
-        self._in_step = True
+            steps = end.begin_step(ask=was_idle)
+            if reads or not self._has_read:
+                end.steps = {number: max(0, made) for number, made in enumerate(steps)}
+        self._in_step, self._has_read = True, reads or self._has_read
 
     def leave(self) -> None:
         """Wait until all pushes are applied, and tell the servers that no more come; they end when all have left."""

@@ -62,6 +62,12 @@ class GroupClient:
             self._apart.add(spec.key)
         self._layout, self._is_stale = None, True
 
+    def begin_function(self) -> None:
+        """Begin a scheduled function, with the servers' present values."""
+        if self._client is not None:
+            self._client.begin_function()
+        self.refresh()
+
     def refresh(self) -> None:
         """Give all ranks the servers' present values."""
         self.moment += 1
@@ -170,6 +176,15 @@ class GroupClient:
         """Count steps from `value` on."""
         self._first(lambda client: client.set_iterations(number, value))
 
+    def skip(self, number: int) -> None:
+        """Have a step counted that is left out.  Local: only the first does something."""
+        if self._client is not None:
+            self._client.skip(number)
+
+    def skipped_steps(self, number: int) -> int:
+        """Return the steps of an optimizer that all workers have left out."""
+        return int(self._first(lambda client: client.skipped_steps(number)))
+
     def learning_rate(self, number: int) -> float | None:
         """Return the learning rate of an optimizer, None where it is a function of the steps."""
         return self._first(lambda client: client.learning_rate(number))
@@ -208,6 +223,10 @@ class GroupClient:
     def undivided(self, act: Callable[[], Any]) -> Any:
         """Return what `act` returns: a worker does without a server only between functions."""
         return act()
+
+    def meet(self, number: int) -> None:
+        """Wait until all workers have come here, and what they have pushed is applied."""
+        self._first(lambda client: client.meet(number))
 
     def idle(self) -> None:
         """Say that this worker has no work for now.  Local."""

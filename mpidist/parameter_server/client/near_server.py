@@ -73,19 +73,19 @@ class NearServer(ServerEnd):
         assert reader is not None
         return int(reader.versions[self._copy][reader.layout.index[key]])
 
-    def begin_step(self, ask: bool = False) -> None:
+    def begin_step(self, ask: bool = False) -> Sequence[int]:
         if ask:
-            super().begin_step()
-            return
+            return super().begin_step()
         words = self._words
         if words[self._applied] < self.pushed:
             self._await(self._applied)
         self.check()
         if self.has_clock and words[self._applied + 1] < self.pushed:
             self._await(self._applied + 1)
-        if self.gathers:
-            fence()
-            self.steps = words[Ledger.steps_word(0) : Ledger.steps_word(LEDGER_OPTIMIZERS)].tolist()
+        if not self.gathers:
+            return ()
+        fence()
+        return words[Ledger.steps_word(0) : Ledger.steps_word(LEDGER_OPTIMIZERS)].tolist()
 
     def apply(self, optimizer: int, part: PushPart, gradients: Sequence[Any], scale: float) -> bool:
         return self._direct is not None and self._direct.push(optimizer, part, gradients, scale)

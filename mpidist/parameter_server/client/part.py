@@ -23,12 +23,18 @@ _LIMITS = {"float16": 65504.0}
 class Residues:
     """What rounding has lost of the gradients of each variable: a part of its next gradient, in whichever list.
 
+    It has been multiplied by the scale of its push: the next gradient may have another, of the loss or of a norm.
     Variables of one list lie side by side, so that they are rounded together.
     """
 
     def __init__(self) -> None:
         #: By variable: memory, and its first element there.
         self._places: dict[Key, tuple[Any, int]] = {}
+
+    def drop(self) -> None:
+        """Owe nothing any more of what was pushed."""
+        for memory, _ in self._places.values():
+            memory[...] = 0
 
     def of(self, specs: Sequence[VariableSpec]) -> list[tuple[int, Any]]:
         """Return the residues of variables of one dtype: those of neighbours as one array, with their number."""
@@ -124,8 +130,8 @@ class PushPart:
             return False
         return gradient.shape == self._shapes[0]
 
-    def pack(self, chosen: Sequence[Any], array: Any) -> None:
-        """Copy gradients of whole variables to where a push has them, such as the memory of an area."""
+    def pack(self, chosen: Sequence[Any], array: Any, scale: float = 1.0) -> None:
+        """Copy gradients of whole variables, to be multiplied by `scale`, to where a push has them, such as an area."""
         targets = self._targets_in(array)
         if self._rows is not None and self._rows.pack(chosen, targets[0]):
             return
@@ -138,7 +144,7 @@ class PushPart:
             some = chosen[first : first + count]
             first += count
             if lost is not None:
-                _pack_narrow(some, target, lost)
+                _pack_narrow(some, target, lost, scale)
             elif count == 1:
                 target[...] = some[0]
             else:
@@ -167,21 +173,26 @@ class PushPart:
         return targets
 
 
-def _pack_narrow(gradients: Sequence[Any], target: Any, residues: Sequence[tuple[int, Any]]) -> None:
+def _pack_narrow(gradients: Sequence[Any], target: Any, residues: Sequence[tuple[int, Any]], scale: float) -> None:
     """Round gradients to fewer bits, neighbours together."""
     first = start = 0
     for count, lost in residues:
-        _round(gradients[first : first + count], target[start : start + lost.size], lost)
+        _round(gradients[first : first + count], target[start : start + lost.size], lost, scale)
         first, start = first + count, start + lost.size
 
 
-def _round(gradients: Sequence[Any], target: Any, lost: Any) -> None:
+def _round(gradients: Sequence[Any], target: Any, lost: Any, scale: float) -> None:
     """Round gradients to fewer bits, with what was lost the last time; keep what is lost now."""
     wide = numpy.concatenate([each.astype(lost.dtype, copy=False) for each in gradients], axis=None)
-    wide += lost
+    if not scale:  # nothing is lost of what counts for nothing
+        target[...] = _within(wide, target.dtype)
+        return
+    wide += lost if scale == 1 else lost / lost.dtype.type(scale)
     target[...] = _within(wide, target.dtype)
     with numpy.errstate(invalid="ignore"):
         numpy.subtract(wide, target.astype(lost.dtype), out=lost)
+        if scale != 1:
+            lost *= lost.dtype.type(scale)
     lost[~numpy.isfinite(lost)] = 0  # of what is no number, nothing sensible is left
 
 

@@ -47,7 +47,7 @@ class Plans:
         """Forget all plans and residues, since a server is gone."""
         #: The lists that were pushed last.
         self.lists = PlanCache()
-        self._residues = Residues()
+        self.residues = Residues()
 
     def find(self, keys: tuple[Key, ...], gradients: Sequence[Any], has_rows: bool = False) -> PlannedList:
         """Return what goes to each server, made anew for a list that is not among those pushed last.
@@ -73,7 +73,7 @@ class Plans:
             plan = PushPlan(dense, sparse, self._push_dtype)
             self._count += 1
             places, rows = ([place_of[spec.key] for spec in some] for some in (dense, sparse))
-            part = PushPart(self._count, plan, places, rows, self._residues, end.forgotten)
+            part = PushPart(self._count, plan, places, rows, self.residues, end.forgotten)
             parts.append((end, part))
             narrow = None if plan.push_dtype is None else dtype_name(plan.push_dtype)
             its = {"dense": [spec.key for spec in dense], "sparse": [spec.key for spec in sparse]}

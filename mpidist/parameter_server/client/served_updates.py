@@ -100,14 +100,16 @@ class ServedUpdates(Updates):
         else:
             gradients = coalesced(gradients)
         factors = stages.factors([values_of(each) for each in gradients], variables, scale)
-        if factors is not None:
+        if not self._is_registered:
+            self._register()
+        if factors is None:
+            self._client.skip(self._number)
+        else:
             self._push(gradients, variables, factors, stages.accumulation.count)
 
     def _push(
         self, gradients: Sequence[Any], variables: Sequence[Any], factors: list[float], micro_batches: int
     ) -> None:
-        if not self._is_registered:
-            self._register()
         gradients, scale = _with_one_factor(gradients, variables, factors, micro_batches)
         if len(variables) == 1:
             pairs = variables[0].pushed(gradients[0])
@@ -168,6 +170,13 @@ class ServedUpdates(Updates):
         if not self._is_registered:
             self._register()
         self._client.set_iterations(self._number, int(value))
+
+    def skipped_steps(self) -> int | None:
+        """Return the steps that all workers have left out; None if the servers have not met the optimizer."""
+        try:
+            return self._client.skipped_steps(self._number)
+        except KeyError:
+            return None
 
     def learning_rate(self) -> float | None:
         """Return the learning rate that the servers have; None where it is a function, or they have not met it."""
@@ -235,7 +244,7 @@ class ServedUpdates(Updates):
 
 
 #: What a state has besides slots, and servers keep.
-_PLAIN = ("iterations", "learning_rate")
+_PLAIN = ("iterations", "learning_rate", "skipped_steps")
 
 
 def _with_one_factor(

@@ -46,8 +46,8 @@ class ServerEnd:
         self.pushed = self._flushed = 0
         self.clients = 0
         self.has_clock = self.gathers = False
-        #: By optimizer: its steps as seen when this client's present step began.
-        self.steps: Sequence[int] = ()
+        #: By optimizer: its steps at this client's last reading, and this client's own ones since.
+        self.steps: dict[int, int] = {}
         #: Plans that are not used any more, of which the server is told with the next new one.
         self.forgotten: list[int] = []
         #: Those that are kept.
@@ -111,16 +111,17 @@ class ServerEnd:
         self, optimizer: int, part: PushPart, chosen: Sequence[Any], gradients: Sequence[Any], scale: float
     ) -> None:
         """Send a push; does not wait for it to be applied."""
-        seen = self.steps_of(optimizer) if self.gathers else 0
+        seen = self.steps.get(optimizer, 0) if self.gathers else 0
         rows = [gradients[place].coalesced() for place in part.sparse]
         counts = tuple(len(each.indices) for each in rows)
         nbytes = part.plan.nbytes(counts) if rows else part.nbytes
         area = self.area(nbytes)
-        part.pack(chosen, area.array)
+        part.pack(chosen, area.array, scale)
         if rows:
             part.pack_rows(rows, counts, area.array)
         self.pushed += 1
         self.connection.send(part.header(optimizer, seen, scale, counts), area, nbytes)
+        self.steps[optimizer] = seen + 1
 
     def apply(self, optimizer: int, part: PushPart, gradients: Sequence[Any], scale: float) -> bool:
         """Do what a push would have the server do; return False, with nothing done, where a push is needed."""
@@ -218,14 +219,12 @@ class ServerEnd:
         """Return the version of a variable in the snapshot that was pulled last."""
         raise NotImplementedError
 
-    def begin_step(self, ask: bool = False) -> None:
-        """Wait until this client may start a step; with `ask`, by the server's own word."""
-        answer, _ = self.ask("step", pushed=self.pushed)
-        self.steps = answer["steps"]
+    def begin_step(self, ask: bool = False) -> Sequence[int]:
+        """Wait until this client may start a step; with `ask`, by the server's own word.
 
-    def steps_of(self, optimizer: int) -> int:
-        """Return an optimizer's steps as seen when this client's present step began, 0 if it was not there yet."""
-        return max(0, self.steps[optimizer]) if optimizer < len(self.steps) else 0
+        Returns the steps of all optimizers, -1 for those that are not there yet, where the server gathers.
+        """
+        return self.ask("step", pushed=self.pushed)[0]["steps"]
 
     def flush(self) -> None:
         """Wait until the server is done with all pushes of this client."""

@@ -13,7 +13,7 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from mpidist.errors import CancelledError, FunctionTimeoutError, MpidistError, PeerLostError
 from mpidist.parameter_server.client.client import Client
@@ -28,6 +28,8 @@ from mpidist.parameter_server.coordinator.worker_end import CallBatch, WorkerEnd
 from mpidist.parameter_server.layout import Key
 from mpidist.transports.connections.base import Connection
 from mpidist.transports.connections.waiting import Patience
+
+T = TypeVar("T")
 
 _log = logging.getLogger("mpidist")
 
@@ -95,7 +97,7 @@ class Calls:
             self._say(end, *content)
 
     def pump(self) -> bool:
-        """Take in what workers have answered, and give them work; return whether there was an answer, or is.  Local."""
+        """Take in what workers have answered, and give them work; return whether there was either.  Local."""
         heard = False
         for end in list(self.worker_ends):
             if end.is_gone:  # since this look began
@@ -111,24 +113,23 @@ class Calls:
             self._refresh()
         if self.recovery is not None:
             self.recovery.look()
-        if self.waiting:
-            self.feed()
-            heard = heard or any(end.talk.has_answered for end in self.worker_ends)
-        return heard
+        return (bool(self.waiting) and self.feed()) or heard
 
-    def feed(self) -> None:
-        """Give waiting calls to workers that have room."""
+    def feed(self) -> bool:
+        """Give waiting calls to workers that have room; return whether any was given."""
         if self._is_quiet:
-            return
+            return False
         now = time.monotonic()
         with_room = [end for end in self.worker_ends if end.has_room(now)]
         with_room.sort(key=lambda end: bool(end.batches))
+        before = self._batches
         while self.waiting and with_room:
             for end in with_room:
                 if self.waiting and not end.is_gone:
                     self._give(end)
             with_room = [end for end in with_room if end.has_room(now)]
         self.hungry = bool(with_room)
+        return self._batches > before
 
     def make_room(self) -> None:
         """Wait until there are fewer calls waiting than the capacity, or one has failed.  Local."""
@@ -142,6 +143,14 @@ class Calls:
     def wait_for_all(self, timeout: float | None = None) -> None:
         """Wait until no call waits or runs; FunctionTimeoutError when so many seconds have passed."""
         self._until(lambda: not self.waiting and not self.running, "for all scheduled functions", timeout)
+
+    def between_calls(self, restore: Callable[[], T]) -> T:
+        """Return what `restore` returns, called when no call waits or runs; workers keep no gradients from before."""
+        if not self._is_quiet:  # else servers are being replaced: none is running
+            self.wait_for_all()
+        found = restore()
+        self.tell(Topic.RESTORED)
+        return found
 
     @property
     def running(self) -> int:

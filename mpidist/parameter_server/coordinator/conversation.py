@@ -46,6 +46,8 @@ class Topic(enum.IntEnum):
     SERVER_LOST = 9
     #: To a worker: servers of variables that were moved, by key.
     MOVED = 10
+    #: To a worker: variables are those of a checkpoint now.
+    RESTORED = 12
     #: To the chief: number of a server that is gone; the worker has done with all that it had begun.
     QUIET = 11
     #: To the chief: number of the batch, seconds it took, results, failure.
@@ -78,11 +80,6 @@ class Conversation:
         """Return what the other has said next, None if it has said nothing.  Local; never waits."""
         message = self.connection.receive()
         return None if message is None else _content(message)
-
-    @property
-    def has_answered(self) -> bool:
-        """Whether the other, which is this process, has done what it was told: there is nothing to wait for."""
-        return False
 
     @property
     def peer_name(self) -> str:

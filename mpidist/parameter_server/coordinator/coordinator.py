@@ -362,16 +362,12 @@ class WorkerHere(Conversation):
         self._executor = FunctionExecutor(_ChiefHere(self._answers), client, 0, 1, "this process")
 
     def say(self, *content: Any) -> None:
-        """Have it done, now."""
-        if content[0] not in (Topic.CANCEL, Topic.END):
+        """Have it done, now; its optimizers are the chief's, which have been restored already."""
+        if content[0] not in (Topic.CANCEL, Topic.END, Topic.RESTORED):
             self._executor.do(*content)
 
     def hear(self) -> tuple[Any, ...] | None:
         return self._answers.popleft() if self._answers else None
-
-    @property
-    def has_answered(self) -> bool:
-        return bool(self._answers)
 
     @property
     def peer_name(self) -> str:

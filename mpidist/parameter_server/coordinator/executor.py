@@ -95,6 +95,8 @@ class FunctionExecutor:
             self._forget(*content)
         elif kind == Topic.SERVER_LOST:
             self._lose_server(*content)
+        elif kind == Topic.RESTORED:
+            self._forget_gradients()
         elif kind == Topic.MOVED:
             recovery.moved(self._own_client, *content)
         else:
@@ -108,9 +110,15 @@ class FunctionExecutor:
                 client.flush()
         for sums in registry.served_sums():  # which are restored, or begin anew
             sums.forget()
-        for optimizer in registry.installed().optimizers.values():  # whose variables go back to a checkpoint
-            optimizer.forget_micro_batches()
+        self._forget_gradients()
         self._chief.say(Topic.QUIET, number)
+
+    def _forget_gradients(self) -> None:
+        """Keep nothing of gradients that are not applied: variables go back to a checkpoint."""
+        for optimizer in registry.installed().optimizers.values():
+            optimizer.forget_micro_batches()
+        if isinstance(self._own_client, Client):
+            self._own_client.plans.residues.drop()
 
     @property
     def _own_client(self) -> Client | None:
@@ -136,12 +144,12 @@ class FunctionExecutor:
 
     def _run(self, batch: int, numbers: Sequence[int], payloads: Sequence[Any], results: list[Any]) -> Failure | None:
         """Run the calls of a batch and add what they return to `results`, up to the first that raises."""
-        refresh, known, looked = self._client.refresh, self._functions, time.monotonic()
+        begin, known, looked = self._client.begin_function, self._functions, time.monotonic()
         servers, pushed = self._servers, self._pushed
         try:
             for number, payload in zip(numbers, payloads, strict=True):
                 fn = known.get(number) or self._function(number)
-                refresh()
+                begin()
                 if payload is None:
                     result = fn()
                 else:

@@ -46,7 +46,7 @@ class GroupExecutor(FunctionExecutor):
             failure, is_consequence = None, False
             try:
                 fn = self._function(number)
-                self._client.refresh()
+                self._client.begin_function()
                 args, kwargs = ((), {}) if payload is None else self._arguments(payload)
                 result = packed(fn(*args, **kwargs))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's

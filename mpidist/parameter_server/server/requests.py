@@ -37,6 +37,8 @@ class Requests:
         self._consistency = consistency
         self._peers = peers
         self._gives_lock = gives_lock
+        #: By the number of a meeting: the clients that have come.
+        self._met: dict[int, set[int]] = {}
         self._verbs = {name[4:]: getattr(self, name) for name in dir(type(self)) if name.startswith("_on_")}
 
     def answer(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
@@ -67,6 +69,11 @@ class Requests:
         known = self._store.variables.get(spec.key)
         if known is None:
             if array is None:
+                if not self._peers[0].is_here:
+                    raise ValueError(
+                        f"client {peer.number} creates {spec}, and the chief, which gives the initial values, has "
+                        "ended without it; all clients must create the same variables in the same order"
+                    )
                 raise Waiting  # for the chief
             self._store.create(spec, array)
         elif (known.name, known.shape, known.dtype) != (spec.name, spec.shape, spec.dtype):
@@ -131,6 +138,14 @@ class Requests:
         self._require_done(peer)
         return ({},)
 
+    def _on_await_all_workers(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        """Answer when all clients that are here have asked for this, and all that they had pushed is done with."""
+        met = self._met.setdefault(request["number"], set())
+        met.add(peer.number)
+        if any(each.is_here and each.number not in met for each in self._peers):
+            raise Waiting
+        return ({},)
+
     def _on_plan(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         variables = self._store.variables
         dense, sparse = ([variables[key].spec for key in map(tuple, request[name])] for name in ("dense", "sparse"))
@@ -147,7 +162,9 @@ class Requests:
         if number >= self._progress.most_optimizers:
             most = self._progress.most_optimizers
             raise ValueError(f"a server takes {most} optimizers, and this is number {number}")
-        if number not in self._store.optimizers:
+        if number in self._store.optimizers:
+            self._store.optimizers[number].require_same(bytes(array), peer.number)
+        else:
             self._store.optimizers[number] = StoredOptimizer(bytes(array), number)
             self._progress.show_rule(number)
         return ({},)
@@ -191,6 +208,11 @@ class Requests:
             self._progress.show_steps(request["number"])
         return ({"iterations": optimizer.iterations, **optimizer._rate_to_save()},)
 
+    def _on_skipped(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        optimizer = self._optimizer(request)
+        optimizer.skipped_steps += request["count"]
+        return ({"skipped_steps": optimizer.skipped_steps},)
+
     def _on_rate(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(peer)
         optimizer = self._optimizer(request).optimizer
@@ -215,7 +237,9 @@ class Requests:
 
 
 #: Requests that need no lock: those that change nothing, and `create`, whose variable nobody sees yet.
-_READS = frozenset(("hello", "create", "pull", "step", "flush", "read", "plan", "state"))
+_READS = frozenset(
+    ("hello", "create", "pull", "step", "flush", "await_all_workers", "read", "plan", "state", "skipped")
+)
 
 
 def _key(request: dict[str, Any]) -> Key:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy
 
 from mpidist.errors import TornVariableError
+from mpidist.optimizers.rule import Rule, by_name
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.optimizers.updates.parts import update_part
 from mpidist.parameter_server.copies import Buffers, OwnSlotCopies
 from mpidist.parameter_server.layout import Key
-from mpidist.parameter_server.served_optimizer import ServedOptimizer
+from mpidist.parameter_server.served_optimizer import ServedOptimizer, is_ours
 from mpidist.parameter_server.stored_variable import StoredVariable
 from mpidist.variables import IndexedSlices
 
@@ -24,9 +26,22 @@ class StoredOptimizer(ServedOptimizer):
 
     def __init__(self, content: bytes, number: int) -> None:
         super().__init__(content, number)
+        self._made_as = _described(self.optimizer)
+        #: Steps that workers have left out.
+        self.skipped_steps = 0
         # Tables, with slots of their own.
         self._tables: dict[Key, tuple[StoredVariable, list[Any]]] = {}
         self._torn: str | None = None
+
+    def require_same(self, content: bytes, client: int) -> None:
+        """Raise ValueError unless a client has made the same optimizer; its learning rate may have been set since."""
+        other = _described(pickle.loads(content))
+        if other != self._made_as:
+            raise ValueError(
+                f"optimizer number {self.number} is {self._made_as} at this server, and client {client} has {other}; "
+                "all clients must make the same optimizers in the same order, and go by the settings that the servers "
+                "got first"
+            )
 
     # -- slots --------------------------------------------------------------------------------------------------------
 
@@ -116,7 +131,8 @@ class StoredOptimizer(ServedOptimizer):
     def state(self, buffers: Buffers) -> dict[str, Any]:
         """Return steps and settings, and slots as ``"variable/shard/slot"``; TornVariableError if slots are torn."""
         self.require_whole()
-        state = {"iterations": self.optimizer.iterations, **self.optimizer._rate_to_save()}
+        state = {"iterations": self.optimizer.iterations, "skipped_steps": self.skipped_steps}
+        state |= self.optimizer._rate_to_save()
         values: dict[Key, dict[str, Any]] = {}
         for key, (table, slots) in self._tables.items():
             named = zip(self.optimizer.slot_names, slots, strict=True)
@@ -146,9 +162,29 @@ class StoredOptimizer(ServedOptimizer):
             for name, slot in zip(names, slots, strict=True):
                 slot[...] = values[key][name].reshape(-1) if key in values else initial.get(name, 0)
         self.optimizer.iterations = int(state["iterations"])
+        self.skipped_steps = int(state.get("skipped_steps", 0))
         self.optimizer._restore_rate(state)
         if self.slots is not None:
             for key in self.slots.keys:
                 self.slots.set(key, buffers.side(self.number), values.get(key, {}))
         self._torn = None
         return has_moved
+
+
+def _described(rule: Rule) -> str:
+    """Return a rule as it was made: its class and settings; of one of somebody else, class and learning rate."""
+    kind, rate = type(rule), rule._first_learning_rate
+    told = getattr(rate, "__qualname__", type(rate).__qualname__) if callable(rate) else repr(float(rate))
+    if not is_ours(kind):
+        return f"{kind.__qualname__}({told})"
+    plain = {name: value for name, value in vars(rule).items() if name not in _OF_EACH}
+    plain["without_decay"] = [by_name(each).pattern for each in rule._without_decay]
+    settings = [f"{name.lstrip('_')}={value!r}" for name, value in sorted(plain.items()) if value not in (None, [])]
+    return f"{kind.__name__}({', '.join([told, *settings])})"
+
+
+#: What is each process's own, or follows from the other settings.
+_OF_EACH = frozenset(
+    ("_learning_rate", "_first_learning_rate", "_iterations", "_scratch", "_without_decay")
+    + ("slot_names", "zero_gradient_changes_nothing")
+)

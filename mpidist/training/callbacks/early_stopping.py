@@ -44,7 +44,7 @@ class EarlyStopping(Monitoring):
     restore_best_weights : bool
         Whether to go back to the variables of the best epoch at the end.  Checkpoints of the training hold them too, so
         that a training that was resumed goes back to them.  With parameter servers, where workers train by themselves,
-        the first worker puts back the variables of its best epoch when its training ends.
+        the first worker puts back the variables of its best epoch when the training of all has ended.
     start_from_epoch : int
         Earlier epochs do not count.
 
@@ -101,10 +101,17 @@ class EarlyStopping(Monitoring):
         super().on_train_end(logs)
         if self.stopped_epoch and self.trainer.is_chief:
             _log.info("EarlyStopping: ended after epoch %d; the best was epoch %d", self.stopped_epoch, self.best_epoch)
-        if self._best_copies is not None:
-            put_back = _put_saved if self._are_saved else _put_back
-            for variable, copy in zip(self.trainer.variables, self._best_copies, strict=True):
-                put_back(variable, copy)
+        if self.restore_best_weights:
+            if self.trainer.variables[0].is_here:
+                self._put_back()
+            else:
+                workers.of_job().by_first_worker(self._put_back)  # when the others have made their last steps
+
+    def _put_back(self) -> None:
+        """Set the variables to the best ones, if there are any; those on servers, in the first worker only."""
+        put_back = _put_saved if self._are_saved else _put_back
+        for variable, copy in zip(self.trainer.variables, self._best_copies or (), strict=False):
+            put_back(variable, copy)
 
     def state(self) -> dict[str, Any]:
         """Return the numbers for a checkpoint, and the best variables if they are to be restored.
@@ -167,18 +174,17 @@ def _copy(variable: DistributedVariable) -> Any:
 
 
 def _put_back(variable: DistributedVariable, copy: Any) -> None:
-    """Set a variable to its copy; a variable on servers, in the first worker only."""
+    """Set a variable to its copy."""
     if variable.is_here:
         variable.storage[...] = copy
         variable.note_change()
-    elif workers.of_job().writes_checkpoints:
+    else:
         variable.restore(copy)
 
 
 def _put_saved(variable: DistributedVariable, value: Any) -> None:
-    """Set a variable to what a checkpoint held of it; a variable on servers, in the first worker only."""
-    if variable.is_here or workers.of_job().writes_checkpoints:
-        variable.restore(value)
+    """Set a variable to what a checkpoint held of it."""
+    variable.restore(value)
 
 
 def _saved(variable: DistributedVariable, copy: Any) -> Any:

@@ -437,6 +437,26 @@ def test_what_16_bits_lose_is_added_to_the_next_gradient(far):
     assert not numpy.array_equal(got, exact)
 
 
+@pytest.mark.parametrize("far", [False, True])
+def test_what_16_bits_lose_is_in_the_unit_of_the_next_gradient(far):
+    """A dynamic loss scale, or a norm that is clipped, gives each push a scale of its own."""
+    gradient = numpy.array([1.0, 1.0 + 2**-13, 1 / 3], "float32")
+    scales = [1024, 1024, 1024, 1, 1, 512, 2, 3]
+
+    def job(client):
+        client.create(spec(0, (3,), "float32"), 0, numpy.zeros(3))
+        optimizer = client.register_optimizer(SGD(1.0))
+        for scale in scales:
+            client.push(optimizer, [((0, 0), gradient * numpy.float32(scale))], 1 / scale)
+        client.push(optimizer, [((0, 0), gradient)], 0.0)  # counts for nothing, and takes nothing away
+        client.push(optimizer, [((0, 0), gradient)])
+        return client.value((0, 0)).copy()
+
+    (got,), _ = run(1, job, push_dtype="float16", far=far)
+    steps = len(scales) + 1
+    numpy.testing.assert_array_less(numpy.abs(got + steps * gradient.astype(float)), 2.0**-11)
+
+
 def test_a_gradient_beyond_the_range_of_16_bits_arrives_in_several_steps():
     def job(client):
         client.create(spec(0, (1,), "float32"), 0, numpy.zeros(1))
@@ -450,6 +470,66 @@ def test_a_gradient_beyond_the_range_of_16_bits_arrives_in_several_steps():
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reads", ["value", "lookup"])
+@pytest.mark.parametrize("lists", ["optimizers", "variables"])
+@NEAR_AND_FAR
+def test_every_gradient_of_a_reading_that_is_late_is_dropped(far, lists, reads):
+    """One reading, and then a push by each of two optimizers, or by one for each of two losses."""
+    has_read, is_ahead = threading.Event(), threading.Event()
+
+    def read(client):
+        for key in ((0, 0), (1, 0)):
+            if reads == "value":
+                client.value(key)
+            else:
+                client.lookup(key, [0])
+
+    def work(client):
+        make(client, [spec(0, (1,)), spec(1, (1,))])
+        both = [client.register_optimizer(SGD(1.0), number) for number in (0, 1)]
+        optimizers = both if lists == "optimizers" else both[:1] * 2
+        read(client)
+        if client.number:
+            has_read.set()
+            assert is_ahead.wait(10)
+        else:
+            assert has_read.wait(10)
+        for _ in range(1 + (client.number == 1)):
+            for number, optimizer in enumerate(optimizers):
+                client.push(optimizer, [((number, 0), numpy.full(1, 10.0**client.number))])
+            client.flush()
+            is_ahead.set()
+            if client.number:
+                read(client)  # the second time it is in time
+                client.refresh()
+                read(client)
+        client.flush()
+
+    _, (server,) = run(2, work, 1, BackupWorkers(1), far=far)
+    assert server.consistency.dropped == 2
+    assert [float(server.store.read((number, 0))[0]) for number in (0, 1)] == [-11.0, -11.0]
+
+
+def test_a_scheduled_function_that_reads_nothing_pushes_gradients_that_are_in_time():
+    """The chief may have given it the values."""
+    turns = [threading.Event() for _ in range(5)]
+
+    def work(client):
+        make(client, [spec(0, (1,))])
+        optimizer = client.register_optimizer(SGD(1.0))
+        client.value((0, 0))
+        for turn in range(client.number, 4, 2):
+            assert not turn or turns[turn].wait(10)
+            client.begin_function()
+            for _ in range(1 if client.number else 5):
+                client.push(optimizer, [((0, 0), numpy.ones(1))])
+            client.flush()
+            turns[turn + 1].set()
+
+    _, (server,) = run(2, work, 1, BackupWorkers(1))
+    assert (server.consistency.dropped, float(server.store.read((0, 0))[0])) == (0, -12.0)
 
 
 @NEAR_AND_FAR

@@ -44,6 +44,8 @@ class Client:
     def refresh(self) -> None:
         self.refreshed += 1
 
+    begin_function = refresh
+
     def flush(self) -> None:
         self.flushed += 1
 
@@ -601,6 +603,18 @@ def test_a_process_that_is_alone_waits_for_nothing_that_it_did_not_do_at_once():
     value = coordinator.schedule(index)
     coordinator.join()
     assert value.fetch() == 0
+    coordinator._end()
+
+
+def test_a_process_that_is_alone_is_never_waited_for():
+    """A call that is given to it in the middle of a wait is done at once."""
+    coordinator = coordinator_alone()
+    for number in range(500):
+        calls = [coordinator.schedule(index) for _ in range(number % 5 + 1)]
+        if number % 3:
+            coordinator.join()
+        assert coordinator.fetch(calls) == [0] * len(calls)
+        assert coordinator.done()
     coordinator._end()
 
 

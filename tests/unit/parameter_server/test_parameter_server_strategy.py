@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
+import time
 import warnings
 
 import numpy
@@ -973,6 +974,34 @@ def test_early_stopping_puts_the_variables_of_the_best_epoch_back(arguments):
         return w.value.tolist(), stopping.best_epoch, stopping.stopped_epoch
 
     assert job(on_worker, ranks, **options)[0] == ([-2.0] * 2, 1, 2)
+
+
+def test_steps_of_others_are_not_made_on_the_variables_that_early_stopping_puts_back():
+    has_ended = threading.Event()
+
+    class Ended(mpidist.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            has_ended.set()
+
+    def on_worker(strategy):
+        with strategy.scope():
+            w, optimizer = mpidist.Variable(numpy.zeros(2), name="w"), mpidist.optimizers.SGD(1.0)
+        losses = iter([3.0, 1.0, 2.0, 2.0, 2.0])
+
+        def value_and_grad(parameters, x):
+            if strategy.extended.number:
+                assert has_ended.wait(10)
+                time.sleep(0.02)
+            return next(losses), [numpy.ones(2)]
+
+        trainer = mpidist.Trainer(value_and_grad, [w], optimizer)
+        stopping = mpidist.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)
+        rows = mpidist.data.Dataset.from_arrays((numpy.zeros((1, 1)),)).batch(1)
+        trainer.fit(rows, epochs=5, callbacks=[Ended(), stopping])
+        strategy.extended.pull()
+        return w.value.tolist()
+
+    assert job(on_worker, 3) == [[-2.0] * 2] * 2
 
 
 # -- consistency -------------------------------------------------------------------------------------------------------

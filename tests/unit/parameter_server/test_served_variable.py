@@ -257,6 +257,18 @@ def test_a_variable_made_by_the_chief_alone_reaches_the_others():
     assert other == ("late", (5, 2), False, "ShardedVariable")
 
 
+def test_a_variable_that_the_chief_has_not_made_at_its_end_is_not_waited_for():
+    def on_worker(strategy):
+        if strategy.extended.number == 0:
+            strategy._client.leave()
+            return True
+        with strategy.scope(), pytest.raises(ValueError, match="creates variable 'w' .* the chief, .* has ended"):
+            mpidist.Variable(numpy.zeros(2), name="w")
+        return True
+
+    assert job(on_worker, 3) == [True] * 2
+
+
 def test_different_variables_are_named():
     def on_worker(strategy):
         with strategy.scope():
