@@ -137,13 +137,13 @@ class ExactFeed(Feed):
 
         No other rank maps this rank's rows, and indexed data sets send nothing.
         """
-        found = structure.known_dtypes(batch)
+        dtypes = structure.known_dtypes(batch)
         if self._dtypes is None:
-            self._dtypes = (self._first_dtypes() if self.agreement.needed else None) or found
-        if any(self._dtypes.get(path, dtype) != dtype for path, dtype in found.items()):
+            self._dtypes = (self._first_dtypes() if self.agreement.needed else None) or dtypes
+        if any(self._dtypes.get(path, dtype) != dtype for path, dtype in dtypes.items()):
             raise InputError(
                 f"an array has one dtype in all elements: replica {self._part.replica_id} of "
-                f"{self._part.num_replicas} got {structure.shown_dtypes(found)} from `map`, and the first element has "
+                f"{self._part.num_replicas} got {structure.shown_dtypes(dtypes)} from `map`, and the first element has "
                 f"{structure.shown_dtypes(self._dtypes)}; have the function return one dtype, as by "
                 "numpy.float32(value)"
             )

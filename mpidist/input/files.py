@@ -115,12 +115,12 @@ def read_rows(array: Any, rows: Positions, row_bytes: int | None = None) -> nump
         return array[:0]
     order = numpy.argsort(rows, kind="stable")
     ascending = rows[order]
-    found = numpy.empty((len(rows), *array.shape[1:]), array.dtype)
-    gap = max(_GAP_BYTES // max(row_bytes or found.nbytes // len(rows), 1), 1)
+    values = numpy.empty((len(rows), *array.shape[1:]), array.dtype)
+    gap = max(_GAP_BYTES // max(row_bytes or values.nbytes // len(rows), 1), 1)
     for run in numpy.split(numpy.arange(len(rows)), numpy.flatnonzero(numpy.diff(ascending) > gap) + 1):
         first, last = int(ascending[run[0]]), int(ascending[run[-1]])
-        found[order[run]] = array[first : last + 1][ascending[run] - first]
-    return found
+        values[order[run]] = array[first : last + 1][ascending[run] - first]
+    return values
 
 
 def tables_of(paths: Any, make: Callable[[str], Table]) -> FileRows:
@@ -130,14 +130,14 @@ def tables_of(paths: Any, make: Callable[[str], Table]) -> FileRows:
 
 def expanded(paths: Any) -> list[str]:
     """Return the files that names and patterns mean, in order; FileNotFoundError if there is none.  Local."""
-    found: list[str] = []
+    files: list[str] = []
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
         name = os.fspath(path)
         is_pattern = any(mark in name for mark in "*?[") and not os.path.exists(name)
         matches = sorted(glob.glob(name)) if is_pattern else [name]
         if not matches or not os.path.exists(matches[0]):
             raise FileNotFoundError(f"there is no file {name}" + (" that the pattern matches" if is_pattern else ""))
-        found += matches
-    if not found:
+        files += matches
+    if not files:
         raise ValueError("a data set of files needs at least one file, got an empty list")
-    return found
+    return files

@@ -72,11 +72,11 @@ def _at_top(file: Any) -> dict[str, str]:
 
 
 def _array(file: Any, name: str) -> Any:
-    found = file.get(name)
-    if not hasattr(found, "dtype"):
+    array = file.get(name)
+    if not hasattr(array, "dtype"):
         raise KeyError(f"{file.filename} has no array {name!r}; at its top are {', '.join(map(repr, file))}")
-    is_small = not found.dtype.hasobject and found.size * found.dtype.itemsize <= _SMALL_BYTES
-    return _SmallArray(found) if is_small and found.ndim else _with_room(found)
+    is_small = not array.dtype.hasobject and array.size * array.dtype.itemsize <= _SMALL_BYTES
+    return _SmallArray(array) if is_small and array.ndim else _with_room(array)
 
 
 class _SmallArray:

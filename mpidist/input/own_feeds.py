@@ -234,11 +234,11 @@ class FunctionFeed(_OwnFeed):
 
 def _progress(rows: numpy.ndarray, begun: list[tuple[int, int]], handed: int) -> numpy.ndarray:
     """Return the rows of each pipeline that are handed out, when this rank has handed out `handed` rows."""
-    found = rows.copy()
+    handed_rows = rows.copy()
     ends = [first for _, first in begun[1:]] + [handed]
     for (pipeline, first), end in zip(begun, ends, strict=True):
-        found[pipeline] += max(min(end, handed) - first, 0)
-    return found
+        handed_rows[pipeline] += max(min(end, handed) - first, 0)
+    return handed_rows
 
 
 def _require_same_dtypes(dtypes: Sequence[dict[str, str]]) -> None:

@@ -111,12 +111,14 @@ class Generated(Stage):
         if self.signature is None:
             return structure.to_arrays(element)
         try:
-            found = structure.map_leaves(lambda spec, leaf: numpy.asarray(leaf, spec.dtype), self.signature, element)
-            structure.map_leaves(_require_shape, self.signature, found)
+            converted = structure.map_leaves(
+                lambda spec, leaf: numpy.asarray(leaf, spec.dtype), self.signature, element
+            )
+            structure.map_leaves(_require_shape, self.signature, converted)
         except (ValueError, TypeError) as error:
             name = name_of(self.generator_fn)
             raise InputError(f"element {number} of the generator {name} is not as its signature: {error}") from error
-        return found
+        return array
 
     def order(self, batch_size: bool = True) -> list[str]:
         return ["the elements of a generator"]
@@ -137,17 +139,17 @@ class Foreign(Stage):
         self._begun = False
 
     def stream(self, epoch: int, start: int) -> Iterator[Item]:
-        given, walk, read = self.batches, walks.current(), Read()
+        batches, walk, read = self.batches, walks.current(), Read()
         expected = walk.expected
-        if isinstance(given, Iterator):
+        if isinstance(batches, Iterator):
             if self._begun:
-                raise InputError(f"a {type(given).__name__} can be walked through once, and it was: {_AGAIN}")
+                raise InputError(f"a {type(batches).__name__} can be walked through once, and it was: {_AGAIN}")
             self._begun = True
-        is_told = _tell_epoch(given, epoch)
+        is_told = _tell_epoch(batches, epoch)
         number = -1
-        for number, batch in enumerate(given):
+        for number, batch in enumerate(batches):
             if number == start and expected is not None:
-                _check_passed(given, start, expected, read, is_told)
+                _check_passed(batches, start, expected, read, is_told)
             converted = self._converted(batch, number)
             read = Read(read.rows + structure.first_length(converted), checksum_of(converted, read.checksum))
             walk.note(self, read)
@@ -155,7 +157,7 @@ class Foreign(Stage):
                 yield partial(self._cut, converted, number)
         if number + 1 < start:
             raise InputError(
-                f"{start} batches were seen when the position was saved, and this {type(given).__name__} has only "
+                f"{start} batches were seen when the position was saved, and this {type(batches).__name__} has only "
                 f"{number + 1} now; go on with the batches that it had"
             )
 

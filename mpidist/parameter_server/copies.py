@@ -306,15 +306,15 @@ class Reader(Variables):
 
     def shown(self, copy: int) -> dict[Key, Any]:
         """Return the variables in a pinned copy, as read-only views, made once."""
-        found = self._shown.get(copy)
-        if found is None:
+        views = self._shown.get(copy)
+        if views is None:
             where = self._places.bytes_of(copy)
             memory = numpy.frombuffer(self._memory, numpy.uint8, where.stop - where.start, where.start)
             memory.flags.writeable = False
             alive = [base for base in self._bases.get(copy, ()) if base() is not None]
             self._bases[copy] = [*alive, weakref.ref(memory)]
-            found = self._shown[copy] = self.layout.views(memory)
-        return found
+            views = self._shown[copy] = self.layout.views(memory)
+        return views
 
 
 class SlotCopies(Copies):
@@ -406,14 +406,14 @@ class OwnSlotCopies(SlotCopies):
 
 def _slot_sections(layout: Layout, count: int) -> list[list[Section]]:
     """Return, by section of a layout, where so many slots of it lie."""
-    found: list[list[Section]] = []
+    by_section: list[list[Section]] = []
     end = 0
     for section in layout.sections:
-        found.append([])
+        by_section.append([])
         for _ in range(count):
-            found[-1].append(Section(compute_dtype(section.dtype), end, section.size))
-            end = aligned(found[-1][-1].stop)
-    return found
+            by_section[-1].append(Section(compute_dtype(section.dtype), end, section.size))
+            end = aligned(by_section[-1][-1].stop)
+    return by_section
 
 
 def mapped(path: str, nbytes: int, token: int) -> Any:

@@ -94,13 +94,13 @@ class Section:
 
 def _sections(pairs: Iterable[tuple[numpy.dtype, int]]) -> list[Section]:
     """Return the sections of elements that come as (dtype, count), those of one dtype after another."""
-    found: list[Section] = []
+    sections: list[Section] = []
     for dtype, size in pairs:
-        if found and found[-1].dtype == dtype:
-            found[-1] = Section(dtype, found[-1].start, found[-1].size + size)
+        if sections and sections[-1].dtype == dtype:
+            sections[-1] = Section(dtype, sections[-1].start, sections[-1].size + size)
         else:
-            found.append(Section(dtype, aligned(found[-1].stop) if found else 0, size))
-    return found
+            sections.append(Section(dtype, aligned(sections[-1].stop) if sections else 0, size))
+    return sections
 
 
 class Layout:
@@ -196,26 +196,26 @@ class PushPlan:
     @cached_property
     def places(self) -> list[tuple[int, int]]:
         """By variable of `dense`: the number of its section, and its first element there."""
-        found: list[tuple[int, int]] = []
+        places: list[tuple[int, int]] = []
         number, filled, before = -1, 0, None
         for spec in self.dense:
             if before is None or spec.dtype != before:
                 number, filled, before = number + 1, 0, spec.dtype
-            found.append((number, filled))
+            places.append((number, filled))
             filled += spec.size
-        return found
+        return places
 
     def row_places(self, counts: Sequence[int]) -> list[tuple[slice, slice]]:
         """Return where numbers and rows lie, in bytes, by variable of `sparse`."""
-        found, end = [], self.dense_nbytes
+        places, end = [], self.dense_nbytes
         for spec, count in zip(self.sparse, counts, strict=True):
             numbers = slice(end, end + 8 * count)
             start = aligned(numbers.stop)
             row_nbytes = math.prod(spec.shape[1:]) * self.wire_dtype(spec).itemsize
             rows = slice(start, start + count * row_nbytes)
             end = aligned(rows.stop)
-            found.append((numbers, rows))
-        return found
+            places.append((numbers, rows))
+        return places
 
     def nbytes(self, counts: Sequence[int] = ()) -> int:
         """Return the size in bytes of a message with so many rows of each variable of `sparse`."""

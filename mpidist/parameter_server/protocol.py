@@ -99,9 +99,9 @@ def joined(arrays: list[Any]) -> Any:
 
 def parted(memory: Any, descriptions: list[list[Any]]) -> list[Any]:
     """Return the arrays that `joined` put together, as views."""
-    found, start = [], 0
+    arrays, start = [], 0
     for description in descriptions:
         array = as_described(memory[start:], description)
-        found.append(array)
+        arrays.append(array)
         start += aligned(array.nbytes)
-    return found
+    return arrays

@@ -62,13 +62,13 @@ def install(registry: Registry) -> None:
 
 def installed() -> Registry:
     """Return the registry of this process.  Local."""
-    found = _of_thread.registry or (_of_process[0] if _of_process else None)
-    if found is None:
+    registry = _of_thread.registry or (_of_process[0] if _of_process else None)
+    if registry is None:
         raise RuntimeError(
             "this process has made no ParameterServerStrategy, and so knows no variables of servers; make it before "
             "variables or optimizers of one are unpickled"
         )
-    return found
+    return registry
 
 
 def strategy_here() -> Any:

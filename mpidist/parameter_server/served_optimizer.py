@@ -47,8 +47,8 @@ class ServedOptimizer:
 
     def scratch_of(self, dtype: numpy.dtype) -> list[Any]:
         """Return arrays for intermediate results, the same ones for all updates."""
-        found = self._scratch.get(dtype)
-        if found is None:
+        scratch = self._scratch.get(dtype)
+        if scratch is None:
             count = self.optimizer.scratch_count
-            found = self._scratch[dtype] = [numpy.empty(SLICE_ELEMENTS, dtype) for _ in range(count)]
-        return found
+            scratch = self._scratch[dtype] = [numpy.empty(SLICE_ELEMENTS, dtype) for _ in range(count)]
+        return scratch

@@ -52,16 +52,16 @@ class _PushedRun:
 
     def gradients_in(self, payload: Any, keeps: bool) -> list[Any]:
         """Return the gradient of each piece, as views of a payload; kept where they come in the same few arrays."""
-        payload_again, found = self._gradients.get(id(payload), _NOTHING)
+        payload_again, gradients = self._gradients.get(id(payload), _NOTHING)
         if payload_again is not payload:
             whole = payload[self.wire].view(self.wire_dtype)
-            found = [whole[piece.where] for piece in self.pieces]
+            gradients = [whole[piece.where] for piece in self.pieces]
             memory = payload if payload.base is None else payload.base
             if keeps and memory.nbytes <= _KEPT_BYTES:
                 if len(self._gradients) >= _KEPT_PAYLOADS:
                     self._gradients.clear()
-                self._gradients[id(payload)] = payload, found
-        return found
+                self._gradients[id(payload)] = payload, gradients
+        return gradients
 
 
 class Update:

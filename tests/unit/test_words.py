@@ -171,3 +171,56 @@ def words_of_the_code() -> frozenset[str]:
 @pytest.mark.parametrize("term", TERMS)
 def test_every_term_is_used_in_the_code(term: str) -> None:
     assert [word for word in term.split() if singular(word) not in words_of_the_code()] == []
+
+
+#: They say how a value was come by, and not what it is: good for a line or two.
+PARAPHRASES = ("found", "each", "given")
+MOST_LINES = 3
+
+
+def long_paraphrases(tree: ast.AST) -> list[str]:
+    """Values of functions that live longer, under such a name; what a comprehension calls so has its own scope."""
+    return [
+        f"{function.name}: {name} in lines {min(lines)} to {max(lines)}"
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for name in PARAPHRASES
+        for places in [[node for part in function.body for node in _of_scope(part, name)]]
+        if any(isinstance(node.ctx, ast.Store) for node in places)
+        for lines in [[node.lineno for node in places]]
+        if max(lines) - min(lines) > MOST_LINES
+    ]
+
+
+def _of_scope(node: ast.AST, name: str) -> Iterator[ast.Name]:
+    if isinstance(node, ast.Name) and node.id == name:
+        yield node
+    if isinstance(node, ast.Lambda) and any(argument.arg == name for argument in node.args.args):
+        return
+    parts: Iterator[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)) and any(
+        isinstance(inner, ast.Name) and inner.id == name for each in node.generators for inner in ast.walk(each.target)
+    ):
+        parts = iter((node.generators[0].iter,))
+    for part in parts:
+        yield from _of_scope(part, name)
+
+
+def test_values_that_live_longer_than_three_lines_have_nouns_as_names() -> None:
+    long = {path.name: long_paraphrases(parsed(path.read_text())) for path in modules()}
+    assert {name: there for name, there in long.items() if there} == {}
+
+
+@pytest.mark.parametrize(
+    ("lines", "count"),
+    [
+        (["found = 1", "", "", "return found"], 0),
+        (["found = 1", "", "", "", "return found"], 1),
+        (["for each in ():", "    a", "    b", "    c", "    each"], 1),
+        (["a = [each for each in ()]", "", "", "", "b = [each for each in ()]"], 0),
+        (["given = [", "    given for given in ()", "]", "", "", "return given"], 1),
+    ],
+)
+def test_a_long_paraphrase_is_found(lines: list[str], count: int) -> None:
+    text = "\n".join(["def f():", *(f"    {line}" for line in lines)])
+    assert len(long_paraphrases(parsed(text))) == count

@@ -35,12 +35,12 @@ class Box:
     def values(self, start: int, dtype: Any, shape: tuple[int, ...], nbytes: int) -> Any:
         """Return the array that begins at that byte of the content."""
         key = (start, dtype, shape)
-        found = self._values.get(key)
-        if found is None:
+        view = self._values.get(key)
+        if view is None:
             if len(self._values) >= _KEPT:
                 self._values.clear()
-            found = self._values[key] = self._bytes[start : start + nbytes].view(dtype).reshape(shape)
-        return found
+            view = self._values[key] = self._bytes[start : start + nbytes].view(dtype).reshape(shape)
+        return view
 
     def put(self, number: int, head: bytes, start: int, array: Any) -> bool:
         """Put in the head of message `number`, and an array if there is one, when the message before has been taken."""

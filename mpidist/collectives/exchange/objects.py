@@ -59,12 +59,12 @@ def all_gather_object(communicator: Communicator, rank_object: Any, timeout_seco
     """
     name, (content, error) = "all_gather_object", _packed(rank_object)
     joined, lengths = _joined(communicator, name, None, content, timeout_seconds)
-    found, start = {}, 0
+    pieces, start = {}, 0
     for rank, length in enumerate(lengths):
-        found[rank] = joined[start : start + length]
+        pieces[rank] = joined[start : start + length]
         start += length
-    _raise_problems(communicator, name, found, error)
-    return [_unpacked(communicator, name, rank, piece) for rank, piece in found.items()]
+    _raise_problems(communicator, name, pieces, error)
+    return [_unpacked(communicator, name, rank, piece) for rank, piece in pieces.items()]
 
 
 # -- bytes of different lengths ----------------------------------------------------------------------------------------

@@ -139,14 +139,14 @@ def checked_splits(rows: int, splits: Sequence[int] | None, size: int) -> list[i
                 "of rows for each rank"
             )
         return [rows // size] * size
-    found = [operator.index(each) for each in splits]
-    if len(found) != size:
-        raise ValueError(f"all_to_all on {size} ranks got {len(found)} splits; give the number of rows for each rank")
-    if min(found) < 0:
-        raise ValueError(f"all_to_all got the splits {found}; the number of rows for a rank cannot be negative")
-    if sum(found) != rows:
-        raise ValueError(f"all_to_all got splits of {sum(found)} rows, {found}, for an array of {rows} rows")
-    return found
+    counts = [operator.index(each) for each in splits]
+    if len(counts) != size:
+        raise ValueError(f"all_to_all on {size} ranks got {len(counts)} splits; give the number of rows for each rank")
+    if min(counts) < 0:
+        raise ValueError(f"all_to_all got the splits {counts}; the number of rows for a rank cannot be negative")
+    if sum(counts) != rows:
+        raise ValueError(f"all_to_all got splits of {sum(counts)} rows, {counts}, for an array of {rows} rows")
+    return counts
 
 
 def checked_axis(array: Any, axis: int, name: str = "all_gather") -> int:

@@ -246,11 +246,11 @@ class _Incoming(_Side):
             return None
         if self._content[: len(head)] != head:
             return None
-        found = numpy.empty(shape, dtype)
-        found[...] = box.values(start, dtype, shape, found.nbytes)
+        array = numpy.empty(shape, dtype)
+        array[...] = box.values(start, dtype, shape, array.nbytes)
         box.take(number)
         self.number = number
-        return found
+        return array
 
     def _box_is_filled(self) -> bool:
         assert self._box is not None
@@ -498,21 +498,21 @@ class PointToPoint:
             self._control.pause = self._pause
 
     def _describe(self, key: tuple[Any, tuple[int, ...]]) -> bytes:
-        found = self._descriptions.get(key)
-        if found is None:
+        description = self._descriptions.get(key)
+        if description is None:
             if len(self._descriptions) >= _KEPT:
                 self._descriptions.clear()
-            found = self._descriptions[key] = pickle.dumps(key)
-        return found
+            description = self._descriptions[key] = pickle.dumps(key)
+        return description
 
     def signature(self, description: bytes) -> Any:
         """Return dtype and shape of an array that was described so.  Local."""
-        found = self._signatures.get(description)
-        if found is None:
+        dtype_and_shape = self._signatures.get(description)
+        if dtype_and_shape is None:
             if len(self._signatures) >= _KEPT:
                 self._signatures.clear()
-            found = self._signatures[description] = pickle.loads(description)
-        return found
+            dtype_and_shape = self._signatures[description] = pickle.loads(description)
+        return dtype_and_shape
 
     def check_send(self, array: Any, to: int) -> None:
         """Raise unless such an array can be sent to that rank.  Local."""

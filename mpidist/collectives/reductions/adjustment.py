@@ -67,19 +67,19 @@ class Zeros:
         """Return a list without None, and the array of counts behind it, as it is.  Local."""
         if len(given) != len(self._signatures):
             raise ValueError(f"this all-reduce was bound to {len(self._signatures)} arrays, got {len(given)}")
-        found = [
+        values = [
             self._zeros_of(*signature) if each is None else each
             for each, signature in zip(given, self._signatures, strict=True)
         ]
-        return [*found, self.counts]
+        return [*values, self.counts]
 
     def _zeros_of(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        found = self._zeros.get((shape, dtype))
-        if found is None:
-            found = arrays.empty(shape, dtype, self._kind)
-            found[...] = 0
-            self._zeros[shape, dtype] = found
-        return found
+        zeros = self._zeros.get((shape, dtype))
+        if zeros is None:
+            zeros = arrays.empty(shape, dtype, self._kind)
+            zeros[...] = 0
+            self._zeros[shape, dtype] = zeros
+        return zeros
 
     def emptied(self, results: Sequence[Any]) -> list[Any]:
         """Return the results without the counts, None where all ranks had None.  Local."""
@@ -145,9 +145,9 @@ def _times(values: list[Any], factor: float | None) -> list[Any]:
     """Return new arrays, the values multiplied."""
     if factor is None:
         return values
-    found = []
+    products = []
     for each in map(arrays.to_array, values):  # a reduction of a user's own may give numbers
         product = arrays.empty_like(each)
         arrays.namespace(product).multiply(each, factor, out=product)
-        found.append(product)
-    return found
+        products.append(product)
+    return products

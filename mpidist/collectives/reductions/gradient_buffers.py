@@ -73,13 +73,13 @@ class GradientBuffers:
 
         When they die, and nothing else refers to the memory, it is given back.
         """
-        found = ResultSet(self._plan, numpy.empty(0), {}, self._by_rank[self._line]).hand_out()
-        self._ids = list(map(id, found))
-        self._arrays = [ref(each, self._dead.append) for each in found]  # another array may get the id of a dead one
-        known, key = self._ranks.in_shared_memory, id(found[0])
+        buffers = ResultSet(self._plan, numpy.empty(0), {}, self._by_rank[self._line]).hand_out()
+        self._ids = list(map(id, buffers))
+        self._arrays = [ref(each, self._dead.append) for each in buffers]  # another array may get the id of a dead one
+        known, key = self._ranks.in_shared_memory, id(buffers[0])
         known[key] = self
-        finalize(found[0], known.pop, key, None).atexit = False  # before another array may get that id
-        return found
+        finalize(buffers[0], known.pop, key, None).atexit = False  # before another array may get that id
+        return buffers
 
     def _exchange(self, raw: bytes) -> list[bytes]:
         return self._ranks.exchange(raw, "gradient_buffers", self._timeout_seconds)
@@ -209,8 +209,8 @@ def _parts(memory: Any, count: int) -> list[memoryview]:
 
 def _flat(memory: Any, plan: Plan) -> list[Any]:
     """Return a flat array for each bucket, one after the other in the memory."""
-    found, offset = [], 0
+    flat, offset = [], 0
     for bucket in plan.buckets:
-        found.append(numpy.frombuffer(memory, bucket.dtype, bucket.elements, offset))
+        flat.append(numpy.frombuffer(memory, bucket.dtype, bucket.elements, offset))
         offset += -(-bucket.nbytes // ALIGNMENT) * ALIGNMENT
-    return found
+    return flat

@@ -212,10 +212,10 @@ class Sources:
         """Return the tensors as C-contiguous ones, those that need no copy as views."""
         if not self.orders and not self._copies:
             return tensors
-        found = list(tensors)
+        ordered = list(tensors)
         for position, order in self.orders.items():
-            found[position] = found[position].transpose(order)
+            ordered[position] = ordered[position].transpose(order)
         for position, copy in self._copies:
-            copy[...] = found[position]
-            found[position] = copy
-        return found
+            copy[...] = ordered[position]
+            ordered[position] = copy
+        return ordered

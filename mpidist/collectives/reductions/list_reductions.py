@@ -65,15 +65,15 @@ def _with_none(
     known = _signatures(ranks, tensors, op, timeout_seconds)
     there = [at for at, signature in enumerate(known) if signature is not None]
     kind = next((each for each in tensors if each is not None), numpy.empty(0))
-    given = [tensors[at] for at in there]
+    present = [tensors[at] for at in there]
     examples = [
         arrays.empty(known[at][1], known[at][0], kind) if each is None else each
-        for at, each in zip(there, given, strict=True)
+        for at, each in zip(there, present, strict=True)
     ]
     results: list[Any] = [None] * len(tensors)
     if there:
         given_names = None if names is None else tuple(names[at] for at in there)
-        reduced = _adjusted(ranks, given, examples, op, adjustment, timeout_seconds, given_names)
+        reduced = _adjusted(ranks, present, examples, op, adjustment, timeout_seconds, given_names)
         for at, result in zip(there, reduced, strict=True):
             results[at] = result
     return results

@@ -129,11 +129,11 @@ class PlannedUpdate:
         ]
 
     def _bind(self, way: Way) -> list[BucketReduction]:
-        found = []
+        reductions = []
         for bucket, pieces, targets in zip(self._plan.buckets, self._pieces, self._targets, strict=True):
             dtypes = (bucket.dtype,) * 3
-            found.append(self._ranks.reduction(way, pieces, targets, dtypes, "sum"))
-        return found
+            reductions.append(self._ranks.reduction(way, pieces, targets, dtypes, "sum"))
+        return reductions
 
     def run(
         self,
@@ -173,10 +173,10 @@ class PlannedUpdate:
         odd = [position for position, each in enumerate(gradients) if not each.flags.c_contiguous]
         if not odd:
             return gradients
-        found = list(gradients)
+        contiguous = list(gradients)
         for position in odd:
             if position not in self._copies:
-                self._copies[position] = numpy.empty(found[position].shape, found[position].dtype)
-            self._copies[position][...] = found[position]
-            found[position] = self._copies[position]
-        return found
+                self._copies[position] = numpy.empty(contiguous[position].shape, contiguous[position].dtype)
+            self._copies[position][...] = contiguous[position]
+            contiguous[position] = self._copies[position]
+        return contiguous

@@ -191,13 +191,13 @@ class DirectSum(BucketReduction):
         pieces, rank = self._sources.within(start, stop), self._rank
         if stop - start < self._short * len(pieces):
             return [Part(None, slice(start, stop), slice(0, stop - start), got[:rank], got[rank:])]
-        found, done = [], 0
+        parts, done = [], 0
         for piece in pieces:
             where = slice(done, done + piece.stop - piece.start)
             below, above = (tuple(place[where] for place in places) for places in (got[:rank], got[rank:]))
-            found.append(Part(piece.member, slice(piece.start, piece.stop), where, below, above))
+            parts.append(Part(piece.member, slice(piece.start, piece.stop), where, below, above))
             done = where.stop
-        return found
+        return parts
 
 
 def _filling(pieces: Pieces) -> Callable[[Stripe, Sequence[Any]], None]:

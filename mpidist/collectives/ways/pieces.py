@@ -42,16 +42,16 @@ class Pieces:
 
     def within(self, start: int, stop: int) -> list[Piece]:
         """Return the pieces of the buffer's elements from `start` to `stop`; kept for the next time."""
-        found = self._found.get((start, stop))
-        if found is None:
-            found = self._found[start, stop] = self._cut(start, stop)
+        pieces = self._found.get((start, stop))
+        if pieces is None:
+            pieces = self._found[start, stop] = self._cut(start, stop)
             # Where no tensor is cut, those between the first and the last are taken without looking at each.
-            is_whole = bool(found) and all(piece.part is None for piece in found)
-            self._whole[start, stop] = slice(found[0].member, found[-1].member + 1) if is_whole else None
-        return found
+            is_whole = bool(pieces) and all(piece.part is None for piece in pieces)
+            self._whole[start, stop] = slice(pieces[0].member, pieces[-1].member + 1) if is_whole else None
+        return pieces
 
     def _cut(self, start: int, stop: int) -> list[Piece]:
-        offsets, found = self.offsets, []
+        offsets, pieces = self.offsets, []
         for member in range(bisect_right(offsets, start) - 1, len(offsets) - 1):
             begin, end = offsets[member], offsets[member + 1]
             if begin >= stop:
@@ -59,19 +59,19 @@ class Pieces:
             first, last = max(start, begin) - begin, min(stop, end) - begin
             if first < last:
                 whole = last - first == end - begin
-                found.append(Piece(member, first, last, None if whole else slice(first, last)))
-        return found
+                pieces.append(Piece(member, first, last, None if whole else slice(first, last)))
+        return pieces
 
     def gather(self, start: int, stop: int, tensors: Sequence[Any], out: Any) -> None:
         """Copy the elements from `start` to `stop` into the flat `out`, converting to its dtype."""
-        found = self.within(start, stop)
-        if len(found) == 1:
-            out[...] = found[0].of(tensors).reshape(-1)
+        pieces = self.within(start, stop)
+        if len(pieces) == 1:
+            out[...] = pieces[0].of(tensors).reshape(-1)
             return
-        if not found:  # a rank's share of a span with fewer elements than ranks
+        if not pieces:  # a rank's share of a span with fewer elements than ranks
             return
         whole = self._whole[start, stop]
-        parts = [piece.of(tensors) for piece in found] if whole is None else tensors[whole]
+        parts = [piece.of(tensors) for piece in pieces] if whole is None else tensors[whole]
         numpy.concatenate(parts, axis=None, out=out)
 
     def scatter(self, start: int, values: Any, tensors: Sequence[Any]) -> None:
@@ -103,11 +103,11 @@ def shares(length: int, size: int) -> list[int]:
 
 def owned(elements: int, step: int, rank: int, size: int) -> list[tuple[int, int]]:
     """Return (start, stop) of this rank's share of every segment."""
-    found = []
+    spans = []
     for start, stop in segments(elements, step):
         cuts = shares(stop - start, size)
-        found.append((start + cuts[rank], start + cuts[rank + 1]))
-    return found
+        spans.append((start + cuts[rank], start + cuts[rank + 1]))
+    return spans
 
 
 #: ``transform(start, values)`` gets reduced values from element `start` on, before others get them.

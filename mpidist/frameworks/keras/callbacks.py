@@ -40,15 +40,15 @@ def flat_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise TypeError("a distributed Keras model takes a list of callbacks, got a CallbackList; pass its callbacks")
-    given: Sequence[Any] = keras.tree.flatten(callbacks) if callbacks else []
-    for each in given:
+    flat: Sequence[Any] = keras.tree.flatten(callbacks) if callbacks else []
+    for each in flat:
         if isinstance(each, TrainerCallback):
             name = type(each).__name__
             more = (
                 "; call its begin, note and end around `fit`, see mpidist.callbacks.Report" if name == "Report" else ""
             )
             raise TypeError(f"callback {name} is for mpidist.Trainer, and not for `fit` of a Keras model{more}")
-    return list(given)
+    return list(flat)
 
 
 class _Logs(keras.callbacks.Callback):

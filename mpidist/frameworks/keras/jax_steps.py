@@ -158,12 +158,12 @@ class _Forward:
         if share is None:  # `predict_on_batch`, where every rank has all rows
             return self._own(state, data)
         with self._replica.step(share):
-            found, after, arrays, odd = self._step(state, data, share.weight, share.rows / share.given_rows)
+            outputs, after, arrays, odd = self._step(state, data, share.weight, share.rows / share.given_rows)
             metrics.require_sums(odd)
             totals = self._replica.reduce(ReduceOp.SUM, [numpy.asarray(each) for each in arrays]) if arrays else []
         if self._name == "test_step":
-            return found, (after[0], self._changed.settle(state[1], after[1], totals), after[2])
-        return found, self._changed.settle(state[1], after, totals)
+            return outputs, (after[0], self._changed.settle(state[1], after[1], totals), after[2])
+        return outputs, self._changed.settle(state[1], after, totals)
 
 
 class _Halves:

@@ -35,12 +35,12 @@ class KeptMetric(Metric):
 
     def update_state(self, y_true: Any, y_pred: Any) -> None:
         """Take rows into account.  Local."""
-        given, args = self._tensors(self._zeros), (y_true, y_pred[self._output])
+        sums, args = self._tensors(self._zeros), (y_true, y_pred[self._output])
         if not metrics.is_of_keras(type(self._metric).update_state):
-            odd = metrics.no_sums(self._metric, given, args, {})
+            odd = metrics.no_sums(self._metric, sums, args, {})
             metrics.require_sums({metrics.says_more(path): is_odd for path, is_odd in odd.items()})
         with put_over(metrics.functions_of_rows([self._metric])):
-            found = self._metric.stateless_update_state(given, *args)
+            found = self._metric.stateless_update_state(sums, *args)
         for place, value in enumerate(found):
             self.sums[str(place)] += keras.ops.convert_to_numpy(value)
 

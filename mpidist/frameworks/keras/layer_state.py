@@ -83,25 +83,25 @@ def layer_variables(model: keras.Model) -> list[LayerVariable]:
     """
     trained = {id(each) for each in model.trainable_variables}
     averages = _averages(model)
-    found = []
+    aggregated = []
     for place, variable in enumerate(model.non_trainable_variables):
         if id(variable) not in trained and not is_seed(variable):
             rule = _rule_of(variable, id(variable) in averages)
             if rule is not None:
-                found.append(LayerVariable(place, variable, rule))
-    return found
+                aggregated.append(LayerVariable(place, variable, rule))
+    return aggregated
 
 
 def _averages(model: Any) -> set[int]:
     """Return the ids of variables of which the mean is right: those of Keras' own layers, and frozen weights."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for layer in model._flatten_layers():
         # Private: the layer's own variables, those that were made to be trained, and others
-        found.update(map(id, layer._trainable_variables))
+        ids.update(map(id, layer._trainable_variables))
         is_own = not is_of_keras(type(layer))
         names = {name for kind, several in _AVERAGES.items() if isinstance(layer, kind) for name in several}
-        found.update(id(each) for each in layer._non_trainable_variables if not is_own or each.name in names)
-    return found
+        ids.update(id(each) for each in layer._non_trainable_variables if not is_own or each.name in names)
+    return ids
 
 
 def _rule_of(variable: Any, is_average: bool) -> str | None:

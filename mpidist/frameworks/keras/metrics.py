@@ -210,14 +210,14 @@ def _watching(metric: Any, odd: dict[str, Any], replica: ModelReplica | None) ->
             before = [keras.ops.copy(each.value) for each in metric.variables]
             no_sum = no_sums(metric, before, args, kwargs)
             _put(odd, {says_more(path): is_odd for path, is_odd in no_sum.items()})
-            found = metric.update_state(*args, **kwargs)
+            result = metric.update_state(*args, **kwargs)
             if replica is not None and replica.share is not None and no_sum:
                 of_rows = added(metric, args, kwargs, replica.share.given_rows)
                 for variable, value, sums in zip(metric.variables, before, of_rows, strict=True):
                     if variable.path in no_sum:
                         is_sum = keras.ops.logical_not(no_sum[variable.path])
                         _put(odd, _counted_by_rows(variable, value, sums, replica.weight, is_sum))
-            return found
+            return result
         finally:
             vars(metric)["update_state"] = watching
 
@@ -235,12 +235,12 @@ def _counted_by_rows(variable: Any, before: Any, sums: RowSum, weight: Any, is_s
     `before`: the value.  `weight`: of the part.  `is_sum`: whether the update has only added to the variable.
     """
     ops = keras.ops
-    found = {_says_neither(variable.path): ops.logical_and(is_sum, sums.is_neither)}
+    wrong = {_says_neither(variable.path): ops.logical_and(is_sum, sums.is_neither)}
     if not keras.backend.is_float_dtype(variable.dtype):
-        return {**found, _says_whole(variable): ops.logical_and(is_sum, sums.is_mean)}
+        return {**wrong, _says_whole(variable): ops.logical_and(is_sum, sums.is_mean)}
     part = ops.cast(weight * sums.number, variable.dtype)
     variable.assign(ops.where(sums.is_mean, before + part, variable.value))
-    return found
+    return wrong
 
 
 def says_more(path: str) -> str:
@@ -276,23 +276,23 @@ def no_sums(metric: Any, values: Sequence[Any], args: Sequence[Any], kwargs: dic
 
     def change(sign: int) -> list[tuple[Any, Any]]:
         shifts = [sign * (1 + ops.abs(value)) if has else value for value, has in zip(values, numbers, strict=True)]
-        given = [value + shift if has else value for value, shift, has in zip(values, shifts, numbers, strict=True)]
-        after = metric.stateless_update_state(given, *args, **kwargs)
-        return list(zip(given, after, strict=True))
+        shifted = [value + shift if has else value for value, shift, has in zip(values, shifts, numbers, strict=True)]
+        after = metric.stateless_update_state(shifted, *args, **kwargs)
+        return list(zip(shifted, after, strict=True))
 
-    found = {}
+    by_path = {}
     for variable, has, *pairs in zip(metric.variables, numbers, change(0), change(-1), change(1), strict=True):
         if rule_of(variable) != "sum":
             continue
         if not has:
-            found[variable.path] = ops.ones((), dtype="bool")
+            by_path[variable.path] = ops.ones((), dtype="bool")
             continue
         rounding = _ROUNDING.get(keras.backend.standardize_dtype(variable.dtype), 0)
         (first, *others), bound = [after - given for given, after in pairs], 0.0
-        for given, after in pairs:
-            bound = bound + rounding * (ops.abs(given) + ops.abs(after))
-        found[variable.path] = ops.any(ops.stack([ops.abs(each - first) > bound for each in others]))
-    return found
+        for shifted, after in pairs:
+            bound = bound + rounding * (ops.abs(shifted) + ops.abs(after))
+        by_path[variable.path] = ops.any(ops.stack([ops.abs(each - first) > bound for each in others]))
+    return by_path
 
 
 def require_sums(odd: Mapping[str, Any]) -> None:

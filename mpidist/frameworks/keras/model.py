@@ -130,23 +130,23 @@ def _evaluate(
 ) -> Any:
     replica = replica_of(self)
     arrays = x, y, sample_weight
-    given = {"verbose": verbose, "steps": steps, "callbacks": callbacks, **kwargs}
+    options = {"verbose": verbose, "steps": steps, "callbacks": callbacks, **kwargs}
     if replica is None:
-        return stock(self).evaluate(x, y, batch_size, sample_weight=sample_weight, return_dict=return_dict, **given)
+        return stock(self).evaluate(x, y, batch_size, sample_weight=sample_weight, return_dict=return_dict, **options)
 
     def run() -> Any:
         if not kwargs:  # else it is the validation of `fit`, which has sorted everything out
             checks.require_trainable(self)
-            given["callbacks"] = with_agreement(replica, callbacks)
-            given["verbose"] = verbose if replica.is_chief else 0
+            options["callbacks"] = with_agreement(replica, callbacks)
+            options["verbose"] = verbose if replica.is_chief else 0
         data = adapter_of(replica, "evaluate", arrays, batch_size, steps)
         of_fit = replica.last_results, replica.last_share
-        found = stock(self).evaluate(x=data, return_dict=True, **given)
+        results = stock(self).evaluate(x=data, return_dict=True, **options)
         last = replica.last_share  # whose numbers Keras returns, beside the results of metrics
-        found = metrics.agreed(replica, found, 0 if last is None else last.own_rows)
+        results = metrics.agreed(replica, results, 0 if last is None else last.own_rows)
         replica.last_results, replica.last_share = of_fit
         # Private: the order of metrics
-        return found if return_dict else self._flatten_metrics_in_order(found)
+        return results if return_dict else self._flatten_metrics_in_order(results)
 
     return replica.run(run)
 
@@ -222,12 +222,12 @@ def _on_batch(model: Any, method: Callable[..., Any], arrays: tuple[Any, Any, An
         replica.shares.append(share)
         replica.is_for_one_batch = True
         try:
-            found = method(*(cut(each, share) for each in (x, y, sample_weight)), **options)
+            results = method(*(cut(each, share) for each in (x, y, sample_weight)), **options)
         finally:
             replica.is_for_one_batch = False
         if is_due:
             facts.compare_weights(replica, state_of(model), f"weights after {what}")
-        return found
+        return results
 
     return replica.run(run)
 
@@ -371,12 +371,12 @@ def _replaced(path: Path, overwrite: bool) -> Iterator[Path]:
     # a folder has one maker, where in containers several processes have one number; Keras asks for the name's ending
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         yield Path(folder, path.name)
-        for each in sorted(Path(folder).rglob("*"), key=lambda each: each.suffix == ".json"):  # which names the others
-            place = path.parent / each.relative_to(folder)
-            if each.is_dir():  # of a model that is not zipped
+        for entry in sorted(Path(folder).rglob("*"), key=lambda each: each.suffix == ".json"):  # which names the others
+            place = path.parent / entry.relative_to(folder)
+            if entry.is_dir():  # of a model that is not zipped
                 place.mkdir(exist_ok=True)
             else:
-                os.replace(each, place)
+                os.replace(entry, place)
 
 
 def _of_backend(name: str) -> Callable[..., Any]:

@@ -90,14 +90,14 @@ class KerasModelFunction:
 
     def _called(self, trained: Any, others: Any, features: Any, training: bool) -> tuple[Any, Any]:
         """Return the predictions, and the sum of the losses that layers add."""
-        given = [keras.ops.convert_to_tensor(each) for each in others]
+        tensors = [keras.ops.convert_to_tensor(each) for each in others]
         trained = [keras.ops.convert_to_tensor(each) for each in trained]
         predictions, after, losses = self._model.stateless_call(
-            trained, given, features, training=training, return_losses=True
+            trained, tensors, features, training=training, return_losses=True
         )
         if isinstance(predictions, (list, tuple, dict)):
             raise NotImplementedError("model_to_estimator converts models with one output; this one has several")
-        for place, before, now in zip(self._others, given, after, strict=True):
+        for place, before, now in zip(self._others, tensors, after, strict=True):
             if now is not before:
                 raise NotImplementedError(
                     f"the model changes variable {self._names[place]!r} while it trains, as batch normalization and "
@@ -145,15 +145,15 @@ def _mean_loss(given: Any) -> Any:
     """Return a function of labels and predictions that is a mean over rows."""
     if isinstance(given, (list, tuple, dict)):
         raise NotImplementedError(f"model_to_estimator converts models with one loss, got {quoted(given)}")
-    found = keras.losses.get(given)
-    if not isinstance(found, keras.losses.Loss):
-        return _MeanOf(found)
-    if found.reduction not in ("sum_over_batch_size", "mean"):
+    loss = keras.losses.get(given)
+    if not isinstance(loss, keras.losses.Loss):
+        return _MeanOf(loss)
+    if loss.reduction not in ("sum_over_batch_size", "mean"):
         raise NotImplementedError(
-            f"the loss must be a mean over the rows, as with reduction='sum_over_batch_size'; {type(found).__name__} "
-            f"has reduction={found.reduction!r}"
+            f"the loss must be a mean over the rows, as with reduction='sum_over_batch_size'; {type(loss).__name__} "
+            f"has reduction={loss.reduction!r}"
         )
-    return found
+    return loss
 
 
 def _require_trainable(model: Any) -> None:
@@ -185,13 +185,13 @@ def _require_trainable(model: Any) -> None:
 
 def _unique(paths: list[str]) -> list[str]:
     """Return names, with a number behind those that were there already."""
-    found: list[str] = []
+    names: list[str] = []
     for path in paths:
         name, number = path, 1
-        while name in found:
+        while name in names:
             name, number = f"{path}_{number}", number + 1
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def _number(loss: Any) -> float:

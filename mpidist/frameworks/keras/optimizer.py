@@ -38,8 +38,8 @@ def _apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> 
     replica = _outermost(self)
     if replica is None or not len(grads):
         return stock(self).apply(grads, trainable_variables)
-    given = None if trainable_variables is None else list(trainable_variables)
-    known = self._trainable_variables if given is None else given
+    variables = None if trainable_variables is None else list(trainable_variables)
+    known = self._trainable_variables if variables is None else variables
     if replica.collected is not None:  # servers apply them
         replica.collected.append((self, list(grads), known))
         # Private: the step may look at them
@@ -54,10 +54,10 @@ def _apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> 
     if replica.halves:
         grads = overflown(grads, known, replica.halves)
     with in_optimizer():
-        found = stock(self).apply(grads, given)
+        applied = stock(self).apply(grads, variables)
     if is_due:
         _compare(self, replica, known, self.variables)
-    return found
+    return applied
 
 
 def _stateless_apply(
@@ -90,12 +90,13 @@ def _reduced_alone(self: Any, replica: ModelReplica, grads: Sequence[Any], value
     rates = [keras.ops.where(is_own, each, 0.0) for each in rates]
     totals = backends.seam().reduced(replica, [*grads, *rates], False)
     for total in totals[len(grads) :]:
-        each = numpy.asarray(keras.ops.convert_to_numpy(total), "float32")
-        differing = numpy.flatnonzero(~numpy.isclose(each, each[0], 0, 0, equal_nan=True))
+        by_rank = numpy.asarray(keras.ops.convert_to_numpy(total), "float32")
+        differing = numpy.flatnonzero(~numpy.isclose(by_rank, by_rank[0], 0, 0, equal_nan=True))
         if len(differing):
             raise CollectiveMismatchError(
                 f"{replica.name}: the learning rate of an optimizer of Keras, {type(self).__name__}, is "
-                f"{each[differing[0]]} on rank {differing[0]}, expected {each[0]}, as on rank 0: set it on every rank"
+                f"{by_rank[differing[0]]} on rank {differing[0]}, expected {by_rank[0]}, as on rank 0: set it on every "
+                "rank"
             )
     return totals[: len(grads)]
 

@@ -41,12 +41,12 @@ def added(metric: Any, args: Sequence[Any], kwargs: dict[str, Any], rows: int) -
 
     def of(places: list[int]) -> Any:
         taken = keras.tree.map_structure(_taking(places, rows), (tuple(args), kwargs))
-        found = metric.stateless_update_state(zeros, *taken[0], **taken[1])
-        return [keras.ops.cast(each, "float32") for each in found]
+        by_update = metric.stateless_update_state(zeros, *taken[0], **taken[1])
+        return [keras.ops.cast(each, "float32") for each in by_update]
 
     every = list(range(rows))
     try:
-        found = [of(every), of(every + every), of(few), *(of([place]) for place in few)]
+        by_update = [of(every), of(every + every), of(few), *(of([place]) for place in few)]
     except Exception as error:
         raise NotImplementedError(
             f"update_state of the metric {metric.name!r} fails for other numbers of rows than {rows}, so it is not "
@@ -54,7 +54,7 @@ def added(metric: Any, args: Sequence[Any], kwargs: dict[str, Any], rows: int) -
         ) from error
     leaves = [leaf for leaf in keras.tree.flatten((args, kwargs, metric.variables)) if hasattr(leaf, "dtype")]
     near = _NEAR_16 if any(keras.backend.standardize_dtype(leaf.dtype) in _SHORT for leaf in leaves) else _NEAR
-    return [_added(near, *each) for each in zip(*found, strict=True)]
+    return [_added(near, *each) for each in zip(*by_update, strict=True)]
 
 
 def _taking(places: list[int], rows: int) -> Callable[[Any], Any]:

@@ -381,17 +381,17 @@ class _Training:
                 if is_watched:
                     self.write()
 
-        given, numbers, workers = self._given(), itertools.count(), self._replica.workers
+        batches, numbers, workers = self._given(), itertools.count(), self._replica.workers
         # who watches a single worker sees what one process shows
         at_once = self._replica.batches_per_step or (1 if is_watched and workers == 1 else 0)
-        while several := list(itertools.islice(given, at_once)):
+        while several := list(itertools.islice(batches, at_once)):
             begin()
             for number, result in enumerate(self._made_of(several)):
                 if number:
                     begin()
                 yield result
         waiting: deque[Any] = deque()
-        for args in given:
+        for args in batches:
             waiting.append(self._coordinator.schedule(step, args=args))
             if len(waiting) >= _AHEAD * workers:
                 begin()
@@ -442,17 +442,17 @@ class _Totals:
             return {}
         model, last = self._model, self._last
         totals = self._of_all_workers()
-        found = metrics.with_values(self._variables, totals, model.get_metrics_result)
+        results = metrics.with_values(self._variables, totals, model.get_metrics_result)
         if are_kept:
             for variable, value in zip(self._variables, totals, strict=True):
                 variable.assign(value)
-        if found.keys() == last.logs.keys():
-            return found
+        if results.keys() == last.logs.keys():
+            return results
         if self._workers == 1:
             return dict(last.logs)
         own = metrics.with_values(self._variables, last.metrics, model.get_metrics_result)
         of_metrics = {name for name, value in last.logs.items() if metrics.is_close(value, own.get(name))}
-        return {name: found[name] if name in of_metrics else value for name, value in last.logs.items()}
+        return {name: results[name] if name in of_metrics else value for name, value in last.logs.items()}
 
     def _of_all_workers(self) -> list[numpy.ndarray]:
         """Return what the variables of metrics have over all workers: sums, or what a variable says."""

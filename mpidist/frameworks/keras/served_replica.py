@@ -125,14 +125,14 @@ class ServedReplica(ModelReplica):
         By the place among those of `shared`: the difference; of booleans, which are others.
         """
         is_written = backends.seam().is_written
-        found = {}
+        by_place = {}
         for place, variable in enumerate(self.shared(model)):
             if id(variable) in self.served and is_written(variable, self._stamps[id(variable)]):
                 value, before = _array(variable), self._read[id(variable)]
                 change = value ^ before if value.dtype == bool else value - before
                 if change.any():
-                    found[place] = change
-        return found
+                    by_place[place] = change
+        return by_place
 
     def add(self, variable: Any, change: numpy.ndarray) -> None:
         """Change what the servers have of a variable by one of `changes`.  Local."""
@@ -160,31 +160,31 @@ class ServedReplica(ModelReplica):
 
         NotImplementedError: mpidist has no such optimizer.
         """
-        given = model.optimizer
-        settings = settings_of(given)
-        if self._compiled_with[0] is not given or self._compiled_with[1] != settings:
+        optimizer = model.optimizer
+        settings = settings_of(optimizer)
+        if self._compiled_with[0] is not optimizer or self._compiled_with[1] != settings:
             with self.strategy.scope():
-                self.own_optimizer = own_optimizer(given)()
-            self._compiled_with, self._steps_read = (given, settings), -1
+                self.own_optimizer = own_optimizer(optimizer)()
+            self._compiled_with, self._steps_read = (optimizer, settings), -1
 
     def read_steps(self, model: keras.Model, own: Optimizer, micro_step: int = 0) -> None:
         """Give the optimizer of a model the steps and the learning rate that servers have.  Local."""
-        given = model.optimizer
+        optimizer = model.optimizer
         # Private: counts micro-batches
-        given._iterations.assign(own.iterations * (given.gradient_accumulation_steps or 1) + micro_step)
-        if not is_scheduled(given):
+        optimizer._iterations.assign(own.iterations * (optimizer.gradient_accumulation_steps or 1) + micro_step)
+        if not is_scheduled(optimizer):
             own.read_learning_rate()
-            given.learning_rate = own.learning_rate
+            optimizer.learning_rate = own.learning_rate
 
     def read_optimizer(self, model: keras.Model, micro_step: int = 0) -> None:
         """Give the optimizer of a model the steps and the slots that servers have.  Local."""
-        own, given = self.own_optimizer, model.optimizer
+        own, optimizer = self.own_optimizer, model.optimizer
         assert own is not None
         self.read_steps(model, own, micro_step)
-        self._steps_read = int(given.iterations)
+        self._steps_read = int(optimizer.iterations)
         state = own.state()
         places = {name: number for number, name in enumerate(state.get("slot_variables", ()))}
-        theirs = _slots_of(own, given)
+        theirs = _slots_of(own, optimizer)
         self._slots_read = {}
         for (owner, slot), kept in theirs.items():
             place = places.get(self.served[owner].name) if owner in self.served else None
@@ -194,15 +194,15 @@ class ServedReplica(ModelReplica):
 
     def write_optimizer(self, model: keras.Model) -> None:
         """Write to the servers what was changed here since `read_optimizer`: steps, slots, learning rate.  Local."""
-        own, given = self.own_optimizer, model.optimizer
+        own, optimizer = self.own_optimizer, model.optimizer
         assert own is not None
-        steps = int(given.iterations)
-        values = {key: _array(kept).copy() for key, kept in _slots_of(own, given).items() if key[0] in self.served}
+        steps = int(optimizer.iterations)
+        values = {key: _array(kept).copy() for key, kept in _slots_of(own, optimizer).items() if key[0] in self.served}
         if steps != self._steps_read or any(map(_differ, values.values(), map(self._slots_read.get, values))):
             own.restore(self._state(own, steps, values))
             self._steps_read, self._slots_read = steps, values
-        if not is_scheduled(given):
-            rate = float(given.learning_rate)
+        if not is_scheduled(optimizer):
+            rate = float(optimizer.learning_rate)
             if rate != own.learning_rate:
                 own.learning_rate = rate
 
@@ -233,11 +233,11 @@ def _differ(value: numpy.ndarray, other: numpy.ndarray | None) -> bool:
 
 def _free_name(path: str, names: set[str]) -> str:
     """Return a name for a variable that no other one has, and take note of it."""
-    found = next(
+    name = next(
         each for each in itertools.chain([path], (f"{path}_{n}" for n in itertools.count(1))) if each not in names
     )
-    names.add(found)
-    return found
+    names.add(name)
+    return name
 
 
 def _slots_of(own: Optimizer, given: Any) -> dict[tuple[int, str], Any]:
@@ -245,9 +245,9 @@ def _slots_of(own: Optimizer, given: Any) -> dict[tuple[int, str], Any]:
     by_name: dict[str, deque[Any]] = {}
     for each in given.variables:
         by_name.setdefault(each.name, deque()).append(each)
-    found = {}
+    slots = {}
     # Private: in the order in which its slots were made
     for variable in given._trainable_variables:
         for slot in own.slot_names:
-            found[id(variable), slot] = by_name[f"{variable.path.replace('/', '_')}_{slot}"].popleft()
-    return found
+            slots[id(variable), slot] = by_name[f"{variable.path.replace('/', '_')}_{slot}"].popleft()
+    return slots

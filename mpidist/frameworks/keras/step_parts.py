@@ -82,8 +82,8 @@ def _changes(
         is_float = keras.backend.is_float_dtype(variable.dtype)
         rule = rules.get(id(variable)) or LayerVariable(-1, variable, "mean" if is_float else "only_first_replica")
         zeros = numpy.zeros(variable.shape, next(part.changes[place].dtype for part in parts if place in part.changes))
-        given = [
+        changes = [
             rule.given(numpy, zeros, part.changes.get(place, zeros), weight, number)
             for number, (part, weight) in enumerate(zip(parts, weights, strict=True))
         ]
-        yield variable, sum(given[1:], given[0])
+        yield variable, sum(changes[1:], changes[0])

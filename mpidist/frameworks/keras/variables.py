@@ -16,13 +16,13 @@ from mpidist.frameworks.keras.replica import ModelReplica
 
 def optimizers_of(model: keras.Model) -> list[Any]:
     """Return the optimizers that a model has as attributes, or in lists and mappings that are attributes.  Local."""
-    found: dict[int, Any] = {}
+    optimizers: dict[int, Any] = {}
     for value in list(vars(model).values()):
         several = list(value.values()) if isinstance(value, dict) else value
         for each in several if isinstance(several, (list, tuple)) else [value]:
             if isinstance(each, keras.optimizers.Optimizer):
-                found[id(each)] = each
-    return list(found.values())
+                optimizers[id(each)] = each
+    return list(optimizers.values())
 
 
 def variables_of(model: keras.Model) -> list[Any]:

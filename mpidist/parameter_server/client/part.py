@@ -43,15 +43,15 @@ class Residues:
         for spec in new:
             self._places[spec.key] = memory, filled
             filled += spec.size
-        found: list[tuple[int, Any, int, int]] = []
+        runs: list[tuple[int, Any, int, int]] = []
         for spec in specs:
             memory, first = self._places[spec.key]
-            if found and found[-1][1] is memory and found[-1][3] == first:
-                count, _, first, _ = found.pop()
-                found.append((count + 1, memory, first, self._places[spec.key][1] + spec.size))
+            if runs and runs[-1][1] is memory and runs[-1][3] == first:
+                count, _, first, _ = runs.pop()
+                runs.append((count + 1, memory, first, self._places[spec.key][1] + spec.size))
             else:
-                found.append((1, memory, first, first + spec.size))
-        return [(count, memory[first:stop]) for count, memory, first, stop in found]
+                runs.append((1, memory, first, first + spec.size))
+        return [(count, memory[first:stop]) for count, memory, first, stop in runs]
 
 
 class PushPart:

@@ -50,11 +50,11 @@ class ServedSums:
     def totals(self) -> dict[str, Any]:
         """Return the sums of all processes, with what this one has counted.  As `add`."""
         self.add()
-        whole, found, start = self.variable.read_value(), {}, 0
+        whole, by_name, start = self.variable.read_value(), {}, 0
         for name, sums in self._own.items():
-            found[name] = whole[start : start + sums.size].reshape(sums.shape)
+            by_name[name] = whole[start : start + sums.size].reshape(sums.shape)
             start += sums.size
-        return found
+        return by_name
 
     def set(self, sums: Mapping[str, Any]) -> None:
         """Have these sums instead of all there are.  As `add`."""

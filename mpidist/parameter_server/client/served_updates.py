@@ -221,12 +221,12 @@ class ServedUpdates(Updates):
     def restore(self, state: Mapping[str, Any], saved: Sequence[SavedSlots]) -> None:
         """Take over a state of this strategy or of another, with slots that have been matched."""
         self._register()
-        found: dict[str, Any] = {name: state[name] for name in _PLAIN if name in state}
+        entries: dict[str, Any] = {name: state[name] for name in _PLAIN if name in state}
         for each in saved:
             for slot, array in each.arrays.items():
-                found.update(_cut(each.variable, slot, array))
-        found["iterations"] = int(state["iterations"])
-        self._client.restore_optimizer(self._number, found)
+                entries.update(_cut(each.variable, slot, array))
+        entries["iterations"] = int(state["iterations"])
+        self._client.restore_optimizer(self._number, entries)
 
     def slots(self, variable: Any) -> dict[str, Any]:
         """Return copies of the slots of a variable by name, in its shape."""

@@ -302,7 +302,7 @@ class ShardedVariable(ServedVariable):
         self._client.undivided(put)
 
     def _lookup(self, indices: Any) -> Any:
-        found = numpy.empty((len(indices), *self.shape[1:]), self.dtype)
+        rows = numpy.empty((len(indices), *self.shape[1:]), self.dtype)
         places_in = dict(self._places(indices))
         # each rank of a worker has rows of its own, and those of a shard are looked up for all of them together
         shards = range(self.num_shards) if self._is_shared else places_in
@@ -310,10 +310,10 @@ class ShardedVariable(ServedVariable):
         def look_up() -> None:
             for shard in shards:
                 places = places_in.get(shard, numpy.empty(0, numpy.intp))
-                found[places] = self.variables[shard]._lookup(indices[places] - self._offsets[shard])
+                rows[places] = self.variables[shard]._lookup(indices[places] - self._offsets[shard])
 
         self._client.undivided(look_up)
-        return found
+        return rows
 
     def _row(self, row: int) -> int:
         rows = self.shape[0]

@@ -340,11 +340,11 @@ def _packed(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
     """Return arguments as they are now."""
     if not isinstance(args, (list, tuple)):
         raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
-    given = (tuple(args), dict(kwargs or {}))
+    arguments = (tuple(args), dict(kwargs or {}))
     try:
-        return packed(given)
+        return packed(arguments)
     except (pickle.PicklingError, AttributeError, TypeError):
-        return functions.carried(given, f"an argument of {functions.name_of(fn)}")
+        return functions.carried(arguments, f"an argument of {functions.name_of(fn)}")
 
 
 def _carried_dataset(dataset: Any) -> bytes:

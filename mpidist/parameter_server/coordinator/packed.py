@@ -81,12 +81,12 @@ def _taken_by(buffers: list[Any]) -> Callable[[pickle.PickleBuffer], bool]:
 
 def places(lengths: Sequence[int]) -> list[slice]:
     """Return where pieces of so many bytes lie, one after the other, each at a multiple of 64."""
-    found, end = [], 0
+    slices, end = [], 0
     for length in lengths:
         start = aligned(end)
         end = start + length
-        found.append(slice(start, end))
-    return found
+        slices.append(slice(start, end))
+    return slices
 
 
 def fill(memory: Any, pieces: Sequence[Any], where: Sequence[slice]) -> None:

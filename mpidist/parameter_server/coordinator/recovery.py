@@ -149,11 +149,11 @@ class Recovery:
     def _lost(self) -> dict[int, MpidistError]:
         """Return the servers that are gone since the last time, each with its error."""
         gone = [number for number, connection in self._connections.items() if connection.lost]
-        found = {}
+        errors = {}
         for number in gone:
             connection = self._connections.pop(number)
-            found[number] = Patience([connection], f"the chief looked for ps {number}").lost(connection)
-        return found
+            errors[number] = Patience([connection], f"the chief looked for ps {number}").lost(connection)
+        return errors
 
     def _restore(self, gone: Mapping[int, MpidistError], places: dict[Key, int]) -> tuple[Path, tuple[str, ...]]:
         """Bring back what is on no server any more, and note where; return the checkpoint, and metrics not in it."""

@@ -81,12 +81,12 @@ class Server:
 
     def poll(self) -> bool:
         """Take at most one message of every client; return whether anything was done."""
-        found = bool(self._pushes.ready) and self._apply([])
+        is_busy = bool(self._pushes.ready) and self._apply([])
         for client in self.clients:
             message = client.first or (client.connection.receive() if client.is_here else None)
             if message is not None:
-                found = self._take(client, message) or found
-        return found
+                is_busy = self._take(client, message) or is_busy
+        return is_busy
 
     def _wait(self, patience: Patience) -> bool:
         """Let others run, since there is nothing to do; return whether this looked around."""
@@ -220,12 +220,12 @@ class Server:
         content, *arrays = self._requests.answer(client, request, array)
         if not arrays:
             return content, None, 0
-        found = numpy.asarray(arrays[0])
-        area = client.area(found.nbytes)
-        area.array[: found.nbytes].view(found.dtype).reshape(found.shape)[...] = found
+        values = numpy.asarray(arrays[0])
+        area = client.area(values.nbytes)
+        area.array[: values.nbytes].view(values.dtype).reshape(values.shape)[...] = values
         if not has_lock and not buffers.is_as(stamp):
             raise _NeedsLock
-        return {**content, "array": protocol.described(found)}, area, found.nbytes
+        return {**content, "array": protocol.described(values)}, area, values.nbytes
 
     def _send(
         self, client: Peer, kind: Kind, content: dict[str, Any], area: Area | None = None, nbytes: int = 0
