@@ -14,9 +14,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook  # noqa: E402
+
 import mpidist  # noqa: E402
 import mpidist.torch  # noqa: E402
 from mpidist.errors import CollectiveMismatchError  # noqa: E402
+from mpidist.frameworks.torch.steps import _before_steps  # noqa: E402
 from tests.frameworks.torch_models import (  # noqa: E402
     assert_alike,
     assert_same_bits,
@@ -856,15 +859,33 @@ def test_no_message_more_than_one_a_step():
 
 
 def test_a_module_that_was_dropped_hears_of_no_step():
-    from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
-
     gc.collect()
-    before = len(hooks)
+    before = len(_before_steps)
     training = Training("module mean", tanh_model())
-    assert len(hooks) == before + 1
+    assert len(_before_steps) == before + 1
     del training
     gc.collect()
-    assert len(hooks) == before
+    assert len(_before_steps) == before
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
+def test_a_model_is_dropped_in_the_middle_of_a_step(way, register):
+    """PyTorch goes through its hooks then."""
+    dropped = [Training(way, tanh_model())]
+    bare = tanh_model()
+    optimizer = momentum(bare.parameters())
+    cross_entropy(bare(batches(1, 12)[0][0]), batches(1, 12)[0][1]).backward()
+
+    def drop(*args):
+        dropped.clear()
+        gc.collect()
+
+    handles = [register(drop), register(lambda *args: None)]  # PyTorch looks when it goes on to the next
+    optimizer.step()
+    for handle in handles:
+        handle.remove()
+    assert dropped == []
 
 
 # -- passes inside a pass ----------------------------------------------------------------------------------------------

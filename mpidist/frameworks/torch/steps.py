@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import cache
+from itertools import count
 from typing import Any
 from weakref import WeakSet, finalize, ref
 
@@ -11,6 +13,43 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
+
+#: What is called before and after each step of any optimizer, in order, as long as there is whom it is for.
+_before_steps: dict[int, Callable[..., Any]] = {}
+_after_steps: dict[int, Callable[..., Any]] = {}
+_numbers = count()
+
+
+def _call(fns: dict[int, Callable[..., Any]], fn: Callable[..., Any], reducer: GradientReduction) -> None:
+    """Have a function called at each step as long as there is the reducer."""
+    _hook_in()
+    number = next(_numbers)
+    fns[number] = fn
+    finalize(reducer, fns.pop, number, None).atexit = False
+
+
+@cache
+def _hook_in() -> None:
+    """Hear of all steps from now on.
+
+    For good: a reducer can go at any moment, and PyTorch fails if a hook is removed while it calls them.
+    """
+    register_optimizer_step_pre_hook(_before)
+    register_optimizer_step_post_hook(_after)
+
+
+def _before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    changed = None
+    for fn in [*_before_steps.values()]:
+        result = fn(optimizer, args, kwargs)
+        if result is not None:
+            args, kwargs = changed = result
+    return changed
+
+
+def _after(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for fn in [*_after_steps.values()]:
+        fn(optimizer, args, kwargs)
 
 
 def watch_steps(reducer: GradientReduction) -> None:
@@ -32,8 +71,8 @@ def watch_steps(reducer: GradientReduction) -> None:
             taken.discard(optimizer)
             known.after_step(optimizer)
 
-    for handle in (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)):
-        finalize(reducer, handle.remove)
+    _call(_before_steps, before, reducer)
+    _call(_after_steps, after, reducer)
 
 
 def watch_others(reducer: GradientReduction) -> None:
@@ -52,7 +91,7 @@ def watch_others(reducer: GradientReduction) -> None:
         if known is not None:
             known.before_other(optimizer)
 
-    finalize(reducer, register_optimizer_step_pre_hook(before).remove)
+    _call(_before_steps, before, reducer)
 
 
 def prepare_step(reducer: GradientReduction, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
