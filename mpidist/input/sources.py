@@ -118,7 +118,7 @@ class Generated(Stage):
         except (ValueError, TypeError) as error:
             name = name_of(self.generator_fn)
             raise InputError(f"element {number} of the generator {name} is not as its signature: {error}") from error
-        return array
+        return converted
 
     def order(self, batch_size: bool = True) -> list[str]:
         return ["the elements of a generator"]
