@@ -389,7 +389,7 @@ class Client:
                 with suppress(PeerLostError):  # whoever needs it again will be told
                     end.note("idle")
 
-    def meet(self, number: int) -> None:
+    def meet(self, number: int, timeout_seconds: float | None = None) -> None:
         """Wait until all clients have come here, and what they have pushed is applied; each meeting has a number.
 
         Nothing is owed then of gradients from before, since what follows may restore the variables.
@@ -397,7 +397,7 @@ class Client:
         self.plans.residues.drop()
         self.flush()
         self.idle()  # or a gradient might wait for one of a client that waits here
-        self.servers[0].ask("await_all_workers", number=number)
+        self.servers[0].ask("await_all_workers", timeout_seconds=timeout_seconds, number=number)
 
     def stand_aside(self) -> None:
         """Make no steps from now on, as a chief that schedules them: nobody waits for it, nor does it for others."""

@@ -1004,6 +1004,30 @@ def test_steps_of_others_are_not_made_on_the_variables_that_early_stopping_puts_
     assert job(on_worker, 3) == [[-2.0] * 2] * 2
 
 
+@pytest.mark.parametrize("arguments", [(3, {}), (5, {"ranks_per_worker": 2})], ids=str)
+def test_workers_that_stop_early_wait_for_the_others_however_long_these_train(arguments):
+    ranks, options = arguments
+
+    def main():
+        strategy = mpidist.ParameterServerStrategy(num_ps=1, **options)
+        with strategy.scope():
+            w, optimizer = mpidist.Variable(numpy.zeros(2), name="w"), mpidist.optimizers.SGD(1.0)
+        count = strategy.num_replicas_in_sync
+
+        def value_and_grad(parameters, x):
+            if strategy.extended.number:
+                time.sleep(1.5)  # longer than the deadline
+            return 1.0, [numpy.ones(2) / count]
+
+        trainer = mpidist.Trainer(value_and_grad, [w], optimizer)
+        stopping = mpidist.callbacks.EarlyStopping("loss", restore_best_weights=True)
+        rows = mpidist.data.Dataset.from_arrays((numpy.zeros((count, 1)),)).batch(count)
+        trainer.fit(rows, epochs=1, callbacks=[stopping])
+        return stopping.best_epoch
+
+    assert run_ranks(ranks, main, timeout_seconds=1)[: ranks - 1] == [0] * (ranks - 1)
+
+
 # -- consistency -------------------------------------------------------------------------------------------------------
 
 
