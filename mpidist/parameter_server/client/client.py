@@ -166,6 +166,8 @@ class Client:
     @_asks
     def read(self, key: Key) -> Any:
         """Return a variable as it is now, as a new array; the present snapshot stays."""
+        if not self._in_step:
+            self._has_read = False  # what is pushed next may be of this, and not of a snapshot from before
         return self._ends[self.server_of(key)].ask("read", key=key)[1]
 
     @_asks

@@ -1051,6 +1051,33 @@ def test_the_first_step_of_backup_workers_is_made_by_gradients_of_an_optimizer_t
     assert run_ranks(3, main, hosts=hosts, timeout_seconds=10)[:2] == [(5, [-5.0] * 3)] * 2
 
 
+@pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "a", "b"]], ids=["near", "far"])
+def test_gradients_of_what_servers_have_now_are_not_late_for_a_snapshot_from_before(hosts):
+    """Before, all gradients of a worker that had once looked at a snapshot, and then at no other, were dropped."""
+    turn = threading.Barrier(2)
+
+    def main():
+        strategy = mpidist.ParameterServerStrategy(num_ps=1, consistency=BackupWorkers(1))
+        number = strategy.extended.number
+        with strategy.scope():
+            w, optimizer = mpidist.Variable(numpy.zeros(1)), mpidist.optimizers.SGD(1.0)
+
+        def step():
+            optimizer.apply_gradients([(numpy.ones(1) + 0 * w.read_value(), w)])
+
+        assert w.value == 0
+        turn.wait(10)
+        for place in range(8):
+            if place % 2 == number:
+                strategy.run(step)
+                strategy.extended.pull()
+            turn.wait(10)
+        return w.read_value().tolist()
+
+    # only the first gradient of worker 1 is late: it began its step with the snapshot
+    assert run_ranks(3, main, hosts=hosts, timeout_seconds=10)[:2] == [[-7.0]] * 2
+
+
 def test_backup_workers_take_the_mean_of_gradients_that_each_has_clipped():
     def on_worker(strategy):
         with strategy.scope():
