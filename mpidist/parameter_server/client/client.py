@@ -394,11 +394,14 @@ class Client:
     def meet(self, number: int, timeout_seconds: float | None = None) -> None:
         """Wait until all clients have come here, and what they have pushed is applied; each meeting has a number.
 
-        Nothing is owed then of gradients from before, since what follows may restore the variables.
+        Nothing is owed then of gradients from before, and the snapshot is ended, since what follows may restore the
+        variables.
         """
         self.plans.residues.drop()
         self.flush()
         self.idle()  # or a gradient might wait for one of a client that waits here
+        self._in_step = not self._clocks
+        self.refresh()
         self.servers[0].ask("await_all_workers", timeout_seconds=timeout_seconds, number=number)
 
     def stand_aside(self) -> None:
