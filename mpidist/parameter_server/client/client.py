@@ -419,7 +419,7 @@ class Client:
                 end.note("active")
             steps = end.begin_step(ask=was_idle)
             if reads or not self._has_read:
-                end.steps = {number: max(0, made) for number, made in enumerate(steps)}
+                end.steps = {number: made for number, made in enumerate(steps) if made > 0}
         self._in_step, self._has_read = True, reads or self._has_read
 
     def leave(self) -> None:
