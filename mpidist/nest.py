@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy
+
 #: The paths of so many structures are kept.
 _KEPT_PATHS = 256
 
@@ -96,7 +98,8 @@ def _paths_of(part: Any, path: str = "") -> Iterator[str]:
     """Yield the path of each leaf."""
     if isinstance(part, dict):
         for key in _keys(part):
-            yield from _paths_of(part[key], f"{path}[{key!r}]")
+            shown = key.item() if isinstance(key, numpy.generic) else key  # which are equal
+            yield from _paths_of(part[key], f"{path}[{shown!r}]")
     elif isinstance(part, (list, tuple)):
         fields = getattr(part, "_fields", None)
         for at, each in enumerate(part):

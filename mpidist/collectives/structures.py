@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import chain, repeat
 from typing import Any
 
@@ -34,7 +35,13 @@ def of_leaves(
 
 def one_by_one(leaves: Sequence[Any], paths: Paths) -> Iterator[tuple[Any, tuple[str, ...]]]:
     """Return the leaves for calls of their own: the first with the paths of all, which it compares, others without."""
-    return zip(leaves, chain([paths or ()], repeat(())), strict=False)
+    return zip(leaves, chain([_places(len(leaves)) if paths is None else paths], repeat(())), strict=False)
+
+
+@cache
+def _places(count: int) -> tuple[str, ...]:
+    """Return the paths of the leaves of a list; none of a single one, which may come by itself."""
+    return tuple(f"[{at}]" for at in range(count)) if count > 1 else ()
 
 
 def like_given(result: Any, given: Any) -> Any:

@@ -132,7 +132,7 @@ class ServedExtended(Workers, StrategyExtended):
             self._client.flush()
         self._client.refresh()
 
-    def by_first_worker(self, fn: Callable[[], str | None]) -> str | None:
+    def by_first_worker(self, fn: Callable[[], str | None], timeout_seconds: float | None = None) -> str | None:
         """Call a function in the first worker; return its short text, or raise its MpidistError, in all of them.
 
         Before, all that workers have pushed is applied: no step from before it changes what it restores.  Collective
@@ -142,7 +142,7 @@ class ServedExtended(Workers, StrategyExtended):
         is_first = self.writes_checkpoints
         if self.has_coordinator:
             return self._strategy._cluster_coordinator._calls.between_calls(fn)
-        self._client.meet(self._words)
+        self._client.meet(self._words, timeout_seconds)
         # the word goes by way of server 0, as a variable
         spec = VariableSpec(
             (registry.WORDS + self._words, 0), f"word {self._words}", (_WORD_BYTES,), numpy.dtype("uint8")

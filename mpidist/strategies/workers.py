@@ -20,8 +20,11 @@ class Workers:
     #: Whether this worker saves checkpoints, and restores what all workers share.
     writes_checkpoints = True
 
-    def by_first_worker(self, fn: Callable[[], str | None]) -> str | None:
-        """Call a function in the first worker, and return its text, or raise its error, in all.  Collective."""
+    def by_first_worker(self, fn: Callable[[], str | None], timeout_seconds: float | None = None) -> str | None:
+        """Call a function in the first worker, and return its text, or raise its error, in all.  Collective.
+
+        `timeout_seconds`: how long workers wait for each other; 0 is for ever.
+        """
         return fn()
 
     def undivided(self, act: Callable[[], T]) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 
 import hypothesis.strategies as st
+import numpy
 import pytest
 from hypothesis import given
 
@@ -52,6 +53,12 @@ def test_paths_of_leaves():
         nest.with_paths(structure)
     del structure["c", 1]
     assert nest.with_paths(structure) == ([0, 1, 2, 3], ("['a']", "['b'][0]", "['b'][1].left", "['b'][1].right[3]"))
+
+
+@pytest.mark.parametrize("key", ["a", 1, 2.5])
+def test_keys_of_numpy_are_those_of_python(key):
+    of_numpy = numpy.array([key])[0]
+    assert list(nest._paths_of({of_numpy: 0})) == list(nest._paths_of({key: 0}))
 
 
 @pytest.mark.parametrize("structure", [1, [1, 2], (1, 2), [], ()])

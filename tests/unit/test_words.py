@@ -207,7 +207,7 @@ def _of_scope(node: ast.AST, name: str) -> Iterator[ast.Name]:
 
 
 def test_values_that_live_longer_than_three_lines_have_nouns_as_names() -> None:
-    long = {path.name: long_paraphrases(parsed(path.read_text())) for path in modules()}
+    long = {path: long_paraphrases(parsed(path.read_text())) for path in modules()}
     assert {name: there for name, there in long.items() if there} == {}
 
 

@@ -60,10 +60,8 @@ class ArrayCollectives:
         staged = self._staged(like, None, lambda host: self.bind_broadcast(host, root, in_place, paths), in_place)
         if staged is not None:
             return staged
-        call, segments = (
-            call_of_leaf(f"broadcast(root={root})", like.dtype, like.shape, paths),
-            self._segments_for(like),
-        )
+        call = call_of_leaf(f"broadcast(root={root})", like.dtype, like.shape, paths)
+        segments = self._segments_for(like)
         if segments is None:
             return SentCollective(self._ranks, call, like, None, partial(_from_root, root=root, in_place=in_place))
         return NodeExchange(self._ranks, segments, call, like, self._results, source=root, in_place=in_place)

@@ -166,6 +166,8 @@ class Client:
     @_asks
     def read(self, key: Key) -> Any:
         """Return a variable as it is now, as a new array; the present snapshot stays."""
+        if not self._in_step:
+            self._has_read = False  # what is pushed next may be of this, and not of a snapshot from before
         return self._ends[self.server_of(key)].ask("read", key=key)[1]
 
     @_asks
@@ -389,15 +391,18 @@ class Client:
                 with suppress(PeerLostError):  # whoever needs it again will be told
                     end.note("idle")
 
-    def meet(self, number: int) -> None:
+    def meet(self, number: int, timeout_seconds: float | None = None) -> None:
         """Wait until all clients have come here, and what they have pushed is applied; each meeting has a number.
 
-        Nothing is owed then of gradients from before, since what follows may restore the variables.
+        Nothing is owed then of gradients from before, and the snapshot is ended, since what follows may restore the
+        variables.
         """
         self.plans.residues.drop()
         self.flush()
         self.idle()  # or a gradient might wait for one of a client that waits here
-        self.servers[0].ask("await_all_workers", number=number)
+        self._in_step = not self._clocks
+        self.refresh()
+        self.servers[0].ask("await_all_workers", timeout_seconds=timeout_seconds, number=number)
 
     def stand_aside(self) -> None:
         """Make no steps from now on, as a chief that schedules them: nobody waits for it, nor does it for others."""
@@ -414,7 +419,7 @@ class Client:
                 end.note("active")
             steps = end.begin_step(ask=was_idle)
             if reads or not self._has_read:
-                end.steps = {number: max(0, made) for number, made in enumerate(steps)}
+                end.steps = {number: made for number, made in enumerate(steps) if made > 0}
         self._in_step, self._has_read = True, reads or self._has_read
 
     def leave(self) -> None:

@@ -224,9 +224,9 @@ class GroupClient:
         """Return what `act` returns: a worker does without a server only between functions."""
         return act()
 
-    def meet(self, number: int) -> None:
+    def meet(self, number: int, timeout_seconds: float | None = None) -> None:
         """Wait until all workers have come here, and what they have pushed is applied."""
-        self._first(lambda client: client.meet(number))
+        self._first(lambda client: client.meet(number, timeout_seconds), timeout_seconds)
 
     def idle(self) -> None:
         """Say that this worker has no work for now.  Local."""
@@ -240,9 +240,10 @@ class GroupClient:
 
     # -- the first for all --------------------------------------------------------------------------------------------
 
-    def _first(self, fn: Callable[[Any], Any]) -> Any:
+    def _first(self, fn: Callable[[Any], Any], timeout_seconds: float | None = None) -> Any:
         """Call `fn` with the client on the first rank, and return its result, which JSON can hold, on all."""
-        return from_chief(self._communicator, lambda: fn(self._client), "servers").checked(error_kind)
+        found = from_chief(self._communicator, lambda: fn(self._client), "servers", timeout_seconds=timeout_seconds)
+        return found.checked(error_kind)
 
 
 def _raise(error: Exception | None) -> None:

@@ -62,7 +62,9 @@ class _LocalServer(ServerEnd):
         #: Where the gradients of any list are packed.
         self._memory = numpy.empty(0, numpy.uint8)
 
-    def ask(self, verb: str, array: Any = None, **fields: Any) -> tuple[dict[str, Any], Any]:
+    def ask(
+        self, verb: str, array: Any = None, timeout_seconds: float | None = None, **fields: Any
+    ) -> tuple[dict[str, Any], Any]:
         content, *arrays = self._requests.answer(self._peer, {"verb": verb, **fields}, array)
         return content, numpy.array(arrays[0]) if arrays else None
 

@@ -138,11 +138,13 @@ class ServerEnd:
         """Tell the server something that needs no answer."""
         self.connection.send(protocol.pack(Kind.NOTE, {"verb": verb}))
 
-    def ask(self, verb: str, array: Any = None, **fields: Any) -> tuple[dict[str, Any], Any]:
+    def ask(
+        self, verb: str, array: Any = None, timeout_seconds: float | None = None, **fields: Any
+    ) -> tuple[dict[str, Any], Any]:
         """Send a request and return its answer: content, and a new array or None."""
-        return self._answer(self._answered(verb, array, **fields))
+        return self._answer(self._answered(verb, array, timeout_seconds, **fields))
 
-    def _answered(self, verb: str, array: Any = None, **fields: Any) -> Message:
+    def _answered(self, verb: str, array: Any = None, timeout_seconds: float | None = None, **fields: Any) -> Message:
         """Send a request and return the message that answers it."""
         request, large = {"verb": verb, **fields}, None
         if array is None:
@@ -156,7 +158,7 @@ class ServerEnd:
             request["array"] = protocol.described(array)
             self.connection.send(protocol.pack(Kind.REQUEST, request), area, array.nbytes)
         while True:
-            message = self.connection.wait(f"{self._who} to answer {verb!r}")
+            message = self.connection.wait(f"{self._who} to answer {verb!r}", timeout_seconds)
             if message.header[0] != Kind.PUSH_FAILURE:
                 break
             self._failures.append(protocol.unpack(message.header))

@@ -177,9 +177,11 @@ def _described(rule: Rule) -> str:
     told = getattr(rate, "__qualname__", type(rate).__qualname__) if callable(rate) else repr(float(rate))
     if not is_ours(kind):
         return f"{kind.__qualname__}({told})"
-    plain = {name: value for name, value in vars(rule).items() if name not in _OF_EACH}
-    plain["without_decay"] = [by_name(each).pattern for each in rule._without_decay]
-    settings = [f"{name.lstrip('_')}={value!r}" for name, value in sorted(plain.items()) if value not in (None, [])]
+    made = {**vars(rule), "without_decay": [by_name(each).pattern for each in rule._without_decay]}
+    told_of = {name: value for name, value in made.items() if not (name in _OF_EACH or value is None)}
+    # a number of NumPy is told as the same one of Python; nothing of a list that is empty
+    plain = {name.lstrip("_"): numpy.asarray(value).tolist() for name, value in told_of.items() if numpy.size(value)}
+    settings = [f"{name}={value!r}" for name, value in sorted(plain.items())]
     return f"{kind.__name__}({', '.join([told, *settings])})"
 
 

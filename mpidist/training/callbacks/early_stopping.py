@@ -105,7 +105,8 @@ class EarlyStopping(Monitoring):
             if self.trainer.variables[0].is_here:
                 self._put_back()
             else:
-                workers.of_job().by_first_worker(self._put_back)  # when the others have made their last steps
+                # when the others have made their last steps, however long they train
+                workers.of_job().by_first_worker(self._put_back, timeout_seconds=0)
 
     def _put_back(self) -> None:
         """Set the variables to the best ones, if there are any; those on servers, in the first worker only."""

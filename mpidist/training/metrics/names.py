@@ -96,8 +96,10 @@ class MetricOfVariables(Metric):
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
         """Take some rows into account.  Local; parameters as for the metric itself."""
-        rows = structure.first_length(args)
-        if args and not rows:
+        rows = structure.first_length((args, kwargs))
+        if not rows:
+            if not any(map(numpy.shape, structure.leaves((args, kwargs)))):
+                raise TypeError(f"metric {self.name!r} takes rows: give it arrays, (1,) where it is one number")
             return
         added = self._added(args, kwargs)
         if rows > 1 and not self._is_known_to_add:

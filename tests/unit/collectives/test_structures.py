@@ -99,6 +99,18 @@ def test_keys_that_differ_between_replicas(name, others):
     run_ranks(2, on_rank)
 
 
+@pytest.mark.parametrize("others", [([ONE, ONE], [ONE]), (ONE, (ONE, ONE))])
+@pytest.mark.parametrize("collectives", [TOP_LEVEL, OF_REPLICAS], ids=["ranks", "replicas"])
+def test_lengths_of_lists_that_differ(collectives, others):
+    def on_rank(call):
+        run = _strategy()
+        with pytest.raises(CollectiveMismatchError, match=r"rank \d of 2: (ranks differ|.* must pass as many)"):
+            run(call, others[mpidist.rank()])
+
+    for call in collectives.values():
+        run_ranks(2, on_rank, call)
+
+
 @pytest.mark.parametrize("name", ["all_reduce", "all_reduce_init", "all_reduce_init of None"])
 @pytest.mark.parametrize("number", [0, 1])
 def test_keys_of_replicas_whose_arrays_are_not_fused(name, number):

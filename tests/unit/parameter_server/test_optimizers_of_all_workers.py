@@ -68,6 +68,20 @@ def test_workers_may_have_learning_rates_of_their_own():
     assert job(on_worker, 3) == [True] * 2
 
 
+@pytest.mark.parametrize("kind", [numpy.float64, numpy.array])
+def test_settings_may_be_numbers_of_numpy(kind):
+    def on_worker(strategy):
+        momentum = 0.5 if strategy.extended.number else kind(0.5)
+        with strategy.scope():
+            w = mpidist.Variable(numpy.zeros(2))
+            optimizer = SGD(0.5, momentum=momentum, weight_decay=numpy.float32(0.0))
+        strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(2), w)]))
+        strategy.extended._client.meet(100)
+        return w.read_value().tolist()
+
+    assert job(on_worker, 3) == [[-1.25, -1.25]] * 2
+
+
 @pytest.mark.parametrize("arguments", [(3, {}), (5, {"ranks_per_worker": 2}), (3, {"consistency": BackupWorkers(1)})])
 def test_steps_that_any_worker_has_left_out_count_for_all(arguments, tmp_path):
     ranks, options = arguments

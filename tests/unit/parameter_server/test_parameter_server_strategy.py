@@ -1004,6 +1004,30 @@ def test_steps_of_others_are_not_made_on_the_variables_that_early_stopping_puts_
     assert job(on_worker, 3) == [[-2.0] * 2] * 2
 
 
+@pytest.mark.parametrize("arguments", [(3, {}), (5, {"ranks_per_worker": 2})], ids=str)
+def test_workers_that_stop_early_wait_for_the_others_however_long_these_train(arguments):
+    ranks, options = arguments
+
+    def main():
+        strategy = mpidist.ParameterServerStrategy(num_ps=1, **options)
+        with strategy.scope():
+            w, optimizer = mpidist.Variable(numpy.zeros(2), name="w"), mpidist.optimizers.SGD(1.0)
+        count = strategy.num_replicas_in_sync
+
+        def value_and_grad(parameters, x):
+            if strategy.extended.number:
+                time.sleep(1.5)  # longer than the deadline
+            return 1.0, [numpy.ones(2) / count]
+
+        trainer = mpidist.Trainer(value_and_grad, [w], optimizer)
+        stopping = mpidist.callbacks.EarlyStopping("loss", restore_best_weights=True)
+        rows = mpidist.data.Dataset.from_arrays((numpy.zeros((count, 1)),)).batch(count)
+        trainer.fit(rows, epochs=1, callbacks=[stopping])
+        return stopping.best_epoch
+
+    assert run_ranks(ranks, main, timeout_seconds=1)[: ranks - 1] == [0] * (ranks - 1)
+
+
 # -- consistency -------------------------------------------------------------------------------------------------------
 
 
@@ -1025,6 +1049,33 @@ def test_the_first_step_of_backup_workers_is_made_by_gradients_of_an_optimizer_t
 
     # two workers and steps of two gradients: none can be missed
     assert run_ranks(3, main, hosts=hosts, timeout_seconds=10)[:2] == [(5, [-5.0] * 3)] * 2
+
+
+@pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "a", "b"]], ids=["near", "far"])
+def test_gradients_of_what_servers_have_now_are_not_late_for_a_snapshot_from_before(hosts):
+    """Before, all gradients of a worker that had once looked at a snapshot, and then at no other, were dropped."""
+    turn = threading.Barrier(2)
+
+    def main():
+        strategy = mpidist.ParameterServerStrategy(num_ps=1, consistency=BackupWorkers(1))
+        number = strategy.extended.number
+        with strategy.scope():
+            w, optimizer = mpidist.Variable(numpy.zeros(1)), mpidist.optimizers.SGD(1.0)
+
+        def step():
+            optimizer.apply_gradients([(numpy.ones(1) + 0 * w.read_value(), w)])
+
+        assert w.value == 0
+        turn.wait(10)
+        for place in range(8):
+            if place % 2 == number:
+                strategy.run(step)
+                strategy.extended.pull()
+            turn.wait(10)
+        return w.read_value().tolist()
+
+    # only the first gradient of worker 1 is late: it began its step with the snapshot
+    assert run_ranks(3, main, hosts=hosts, timeout_seconds=10)[:2] == [[-7.0]] * 2
 
 
 def test_backup_workers_take_the_mean_of_gradients_that_each_has_clipped():

@@ -40,11 +40,34 @@ def test_workers_steps_from_before_are_not_made_on_what_was_restored(servers, co
         for _ in range(3 * number):
             strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(2), each) for each in variables]))
         checkpoint.restore(path)
-        strategy.extended.pull(own_first=False)
         return [each.value.tolist() for each in variables], optimizer.iterations
 
     found = job(on_worker, 2 + servers, num_ps=servers, consistency=consistency)
     assert found == [([[0.0, 0.0]] * 2, 0)] * 2
+
+
+@POLICIES
+@pytest.mark.parametrize("ranks_per_worker", [1, 2])
+def test_all_workers_see_what_was_restored(ranks_per_worker, consistency, tmp_path):
+    """Before, workers other than the first went on to see the snapshot from before."""
+    path = tmp_path / "checkpoint.h5"
+
+    def on_worker(strategy):
+        with strategy.scope():
+            w = mpidist.Variable(numpy.ones(2))
+        checkpoint = mpidist.Checkpoint(w=w)
+        checkpoint.save(path)
+        strategy.extended._client.meet(100)
+        if strategy.extended.number == 0:
+            w.assign(numpy.zeros(2))
+        strategy.extended._client.meet(101)
+        assert w.value.tolist() == [0.0, 0.0]
+        checkpoint.restore(path)
+        return w.value.tolist()
+
+    trainers = 2 * ranks_per_worker
+    found = job(on_worker, trainers + 1, ranks_per_worker=ranks_per_worker, consistency=consistency)
+    assert found == [[1.0, 1.0]] * trainers
 
 
 @pytest.mark.parametrize("lost_by", ["accumulation", "rounding"])

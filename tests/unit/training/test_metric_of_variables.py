@@ -43,6 +43,16 @@ class LargestClass:
         raise AssertionError("a metric is not called as a function of rows")
 
 
+def test_a_number_is_no_rows():
+    metric = get(LargestClass(Variable((3,))))
+    with pytest.raises(TypeError, match="metric 'largest' takes rows: give it arrays"):
+        metric.update_state(2, 2)
+    metric.update_state(numpy.empty(0, int), numpy.empty(0, int))
+    metric.update_state(y_true=numpy.array([2]), y_pred=numpy.array([2]))
+    metric.update_state(y_true=numpy.empty(0, int), y_pred=numpy.empty(0, int))
+    assert metric.state()["0"].tolist() == [0, 0, 1]
+
+
 def test_the_result_is_that_of_all_rows():
     labels = [[0, 0, 1], [1, 1, 2], []]  # of each rank: 0, 1 and nothing are the most frequent ones
 
