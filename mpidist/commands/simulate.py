@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,6 @@ from mpidist.cluster.topology import Topology
 from mpidist.commands import quantities
 from mpidist.commands.parser import Parser
 from mpidist.commands.quantities import show_bytes, show_level, show_seconds
-from mpidist.packages import pip_install
 from mpidist.schedules.comparison import Outcome, candidates, compare
 from mpidist.schedules.cost import CostModel, Level
 from mpidist.schedules.networks import NETWORKS, network
@@ -51,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         parser().error(str(error))
     outcomes = compare(options.bytes, model, topology, schedules, options.jitter, options.seed)
     print((_as_json if options.json else _page)(options, topology, model, outcomes))
-    return _plot(options, topology, model, [outcome.algorithm for outcome in outcomes]) if options.plot else 0
+    return 0
 
 
 def parser() -> Parser:
@@ -74,9 +72,6 @@ def parser() -> Parser:
     noise = parser.add_argument_group("noise")
     noise.add_argument("--jitter", type=_spread, help="spread of the log-normal factor of each rank's rounds")
     noise.add_argument("--seed", type=int, default=0, help="of the jitter")
-    drawn = parser.add_argument_group("a plot")
-    drawn.add_argument("--plot", metavar="FILE", help="draw the time of every algorithm (needs matplotlib)")
-    drawn.add_argument("--against", choices=("bytes", "ranks"), default="bytes", help="what stands on the axis (bytes)")
     return parser
 
 
@@ -240,63 +235,3 @@ def _as_json(options: argparse.Namespace, topology: Topology, model: CostModel, 
     job |= {"nodes": topology.node_count, "topology": topology.describe(), "model": asdict(model)}
     found = {"best": outcomes[0].algorithm, "outcomes": [asdict(outcome) for outcome in outcomes]}
     return json.dumps(job | found, indent=2)
-
-
-# -- the plot ----------------------------------------------------------------------------------------------------------
-
-
-def _plot(options: argparse.Namespace, topology: Topology, model: CostModel, names: Sequence[str]) -> int:
-    """Draw every algorithm's time into a file; return the exit status (Local)."""
-    try:
-        import matplotlib
-    except ImportError:
-        print(f"mpidist simulate: a plot needs matplotlib: {pip_install('bench')}", file=sys.stderr)
-        return 1
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
-    for name, points in curves(options, topology, model, names).items():
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
-    titles = {"bytes": f"on {topology.size} ranks: {topology.describe()}", "ranks": f"of {show_bytes(options.bytes)}"}
-    title = f"{options.collective} {titles[options.against]}"
-    axes.set(xscale="log", yscale="log", xlabel=options.against, ylabel="seconds", title=title)
-    axes.grid(True, which="major", alpha=0.3)
-    axes.legend()
-    try:
-        figure.savefig(options.plot, dpi=150, bbox_inches="tight")
-    except (OSError, ValueError) as error:
-        print(f"mpidist simulate: {options.plot} cannot be written: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def curves(
-    options: argparse.Namespace, topology: Topology, model: CostModel, names: Sequence[str]
-) -> dict[str, list[tuple[int, float]]]:
-    """Return seconds by algorithm over buffers up to ``--bytes``, or over the first 1, 2, 4, ... nodes (Local)."""
-    if options.against == "bytes":
-        jobs = [(size, size, topology) for size in _steps(1024, max(options.bytes, 4096), 4)]
-    else:
-        parts = [_first_nodes(topology, nodes) for nodes in _steps(1, topology.node_count, 2)]
-        jobs = [(part.size, options.bytes, part) for part in parts]
-    points: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
-    for place, nbytes, part in jobs:
-        schedules = [schedule for schedule in candidates(options.collective, part) if schedule.name in points]
-        for outcome in compare(nbytes, model, part, schedules):
-            if outcome.seconds > 0:
-                points[outcome.algorithm].append((place, outcome.seconds))
-    return {name: points[name] for name in names if points[name]}
-
-
-def _steps(first: int, last: int, factor: int) -> list[int]:
-    """Return `first`, `factor` times as much, ..., and `last`."""
-    steps = [first]
-    while steps[-1] < last:
-        steps.append(min(steps[-1] * factor, last))
-    return steps
-
-
-def _first_nodes(topology: Topology, nodes: int) -> Topology:
-    kept = set(topology.node_names[:nodes])
-    return Topology([host for host in topology.hosts if host in kept])

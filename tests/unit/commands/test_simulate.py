@@ -1,18 +1,15 @@
-"""``mpidist simulate``: arguments, the table, JSON and the plot's curves."""
+"""``mpidist simulate``: arguments, the table, and JSON."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
-import numpy
 import pytest
 
 from mpidist import transports
 from mpidist.cluster.topology import Topology
 from mpidist.commands.main import main
-from mpidist.commands.simulate import curves, parser, placed
+from mpidist.commands.simulate import placed
 from mpidist.commands.simulate_measure import Comparison, comparison_table, measure, verdict
 from mpidist.schedules.comparison import candidates
 from mpidist.schedules.cost import CostModel, Level
@@ -123,54 +120,6 @@ def test_100_000_ranks(capsys):
     found = as_json(capsys, "--nodes", "12500", "--ranks-per-node", "8", "--network", "ethernet-10g")
     assert found["ranks"] == 100_000
     assert len(found["outcomes"]) == len(names("all_reduce")) + 3
-
-
-# -- the plot ----------------------------------------------------------------------------------------------------------
-
-FLAT = CostModel.flat(1e-6, 1e-10)
-
-
-def test_curves_against_the_size_of_the_buffer():
-    options = parser().parse_args(["--bytes", "100000", "--against", "bytes"])
-    found = curves(options, Topology("aabb"), FLAT, ["recursive_doubling"])
-    assert list(found) == ["recursive_doubling"]
-    sizes = [1024, 4096, 16384, 65536, 100_000]
-    expected = [(size, 2 * (1e-6 + 1e-10 * size)) for size in sizes]
-    numpy.testing.assert_allclose(found["recursive_doubling"], expected)
-
-
-def test_curves_against_ranks_begin_where_an_algorithm_exists():
-    options = parser().parse_args(["--bytes", "1000", "--against", "ranks"])
-    topology = Topology([f"n{rank // 2}" for rank in range(12)])
-    found = curves(options, topology, FLAT, ["ring", "hierarchical_ring"])
-    assert [ranks for ranks, _ in found["hierarchical_ring"]] == [4, 8, 12]
-    expected = [(p, 2 * (p - 1) * (1e-6 + 1e-7 / p)) for p in (2, 4, 8, 12)]
-    numpy.testing.assert_allclose(found["ring"], expected)
-
-
-def test_a_plot_that_cannot_be_written_is_said(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert main(["simulate", "--nodes", "2", "--bytes", "4KB", "--plot", str(tmp_path / "none" / "plot.png")]) == 1
-    assert "plot.png cannot be written" in capsys.readouterr().err
-
-
-def test_a_plot_is_written(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    for against in ("bytes", "ranks"):
-        path = tmp_path / f"{against}.png"
-        printed(capsys, "--nodes", "4", "--bytes", "64KB", "--plot", str(path), "--against", against)
-        assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_the_cure_is_said(tmp_path):
-    program = (
-        "import sys; sys.modules['matplotlib'] = None\n"
-        "from mpidist.commands.main import main; sys.exit(main(['simulate', '--plot', 'plot.png']))"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert result.returncode == 1
-    assert "pip install matplotlib" in result.stderr
-    assert "best" in result.stdout  # the table is there all the same
 
 
 # -- measured figures --------------------------------------------------------------------------------------------------
