@@ -86,7 +86,7 @@ def test_sums_and_means(metric):
     assert_histories(expected, found)
 
 
-@pytest.mark.parametrize("kind", [keras.metrics.Mean, keras.metrics.Sum, OwnMean])
+@pytest.mark.parametrize("kind", [keras.metrics.Mean, OwnMean])
 def test_a_loss_that_is_given_to_a_metric(kind):
     def make():
         inputs = keras.Input((3,))
@@ -97,6 +97,40 @@ def test_a_loss_that_is_given_to_a_metric(kind):
     )
     assert "own" in found.history
     assert_histories(expected, found)
+
+
+class Errors(keras.Model):
+    """Gives a sum over rows to a Sum: one number, or those of the rows."""
+
+    def __init__(self, *args, make_number, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.errors, self.make_number = keras.metrics.Sum(name="errors"), make_number
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.errors.update_state(self.make_number(ops.abs(y - y_pred)))
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+def errors(make_number):
+    def make():
+        inputs = keras.Input((3,))
+        return Errors(inputs, keras.layers.Dense(1)(inputs), make_number=make_number)
+
+    return make
+
+
+def test_a_sum_of_the_values_of_rows():
+    (_, expected), (_, found) = pair(errors(lambda values: values), compiled(metrics=[]))(
+        lambda model: model.fit(X, Y, batch_size=20, epochs=2, verbose=0, shuffle=False)
+    )
+    assert_histories(expected, found)
+
+
+@pytest.mark.parametrize("make_number", [ops.sum, ops.mean])
+def test_a_sum_of_one_number(make_number):
+    model = distributed(errors(make_number), compiled(metrics=[]))
+    with pytest.raises(NotImplementedError, match=r"'errors', a Sum, is given one number.*Give it the values of rows"):
+        model.fit(X, Y, batch_size=20, verbose=0)
 
 
 @pytest.mark.parametrize("metric, message", [

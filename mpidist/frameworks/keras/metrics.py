@@ -18,9 +18,6 @@ from mpidist.frameworks.keras.row_values import by_first_axis, require_row_value
 #: The metrics that take the mean of what a function returns.
 _FUNCTION = keras.metrics.MeanMetricWrapper
 
-#: Updates of the metrics that may be given one number.
-_OF_NUMBERS = (keras.metrics.Mean.update_state, keras.metrics.Sum.update_state)
-
 #: By so much of its numbers a sum may differ that is computed in another order.
 _ROUNDING = {"float64": 2.0**-47, "float32": 2.0**-18, "float16": 2.0**-5, "bfloat16": 2.0**-3}
 
@@ -126,17 +123,19 @@ def counted(
     Yields a mapping for `require_sums`, in which updates of the user's own metrics put, by what is wrong, whether it
     is.
 
-    `count`: how many add up.  `replica`: where numbers are to weigh as its rows that a step gives to `Mean` and `Sum`
-    metrics, and those that the user's own metrics add and that are means over rows: such a number counts once for a
-    batch, so its parts count once together.  `is_part`: whether this is a part of a batch.  ValueError, when a metric
-    is updated with one: a function is one number for all rows.
+    `count`: how many add up.  `replica`: where numbers are to weigh as its rows that a step gives to `Mean` metrics,
+    and those that the user's own metrics add and that are means over rows: such a number counts once for a batch, so
+    its parts count once together.  `is_part`: whether this is a part of a batch.  ValueError, when a metric is updated with
+    one: a function is one number for all rows; NotImplementedError: a `Sum` is given one number.
     """
     metrics = _every(model)
     odd: dict[str, Any] = {}
     methods = [(each, "update_state", _watching(each, odd, replica)) for each, _ in _own_sums(metrics, count)]
     if replica is not None:
-        given = [each for each in metrics if type(each).update_state in _OF_NUMBERS]
-        methods += [(each, "update_state", _weighing(each, replica)) for each in given]
+        means = [each for each in metrics if type(each).update_state is keras.metrics.Mean.update_state]
+        methods += [(each, "update_state", _weighing(each, replica)) for each in means]
+        sums = [each for each in metrics if type(each).update_state is keras.metrics.Sum.update_state]
+        methods += [(each, "update_state", _of_values(each)) for each in sums] if count > 1 else []
     with put_over([*methods, *(functions_of_rows(metrics) if is_part else ())]):
         yield odd
 
@@ -158,6 +157,20 @@ def _weighing(metric: Any, replica: ModelReplica) -> Callable[..., None]:
     def update_state(values: Any, sample_weight: Any = None) -> None:
         if sample_weight is None and keras.ops.ndim(values) == 0:
             sample_weight = replica.weight
+        type(metric).update_state(metric, values, sample_weight)
+
+    return update_state
+
+
+def _of_values(metric: Any) -> Callable[..., None]:
+    def update_state(values: Any, sample_weight: Any = None) -> None:
+        if sample_weight is None and keras.ops.ndim(values) == 0:
+            raise NotImplementedError(
+                f"the metric {metric.name!r}, a Sum, is given one number, of which is not known whether it is a sum or "
+                "a mean over the rows of a batch, and a replica is given a part of them. Give it the values of rows, as "
+                "update_state(values) in place of update_state(keras.ops.sum(values)), or give a mean, such as a loss, "
+                "to a keras.metrics.Mean"
+            )
         type(metric).update_state(metric, values, sample_weight)
 
     return update_state
