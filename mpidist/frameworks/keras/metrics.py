@@ -125,8 +125,8 @@ def counted(
 
     `count`: how many add up.  `replica`: where numbers are to weigh as its rows that a step gives to `Mean` metrics,
     and those that the user's own metrics add and that are means over rows: such a number counts once for a batch, so
-    its parts count once together.  `is_part`: whether this is a part of a batch.  ValueError, when a metric is updated with
-    one: a function is one number for all rows; NotImplementedError: a `Sum` is given one number.
+    its parts count once together.  `is_part`: whether this is a part of a batch.  ValueError, when a metric is updated
+    with one: a function is one number for all rows; NotImplementedError: a `Sum` is given one number.
     """
     metrics = _every(model)
     odd: dict[str, Any] = {}
@@ -167,9 +167,9 @@ def _of_values(metric: Any) -> Callable[..., None]:
         if sample_weight is None and keras.ops.ndim(values) == 0:
             raise NotImplementedError(
                 f"the metric {metric.name!r}, a Sum, is given one number, of which is not known whether it is a sum or "
-                "a mean over the rows of a batch, and a replica is given a part of them. Give it the values of rows, as "
-                "update_state(values) in place of update_state(keras.ops.sum(values)), or give a mean, such as a loss, "
-                "to a keras.metrics.Mean"
+                "a mean over the rows of a batch, and a replica is given a part of them. Give it the values of rows, "
+                "as update_state(values) in place of update_state(keras.ops.sum(values)), or give a mean, such as a "
+                "loss, to a keras.metrics.Mean"
             )
         type(metric).update_state(metric, values, sample_weight)
 
