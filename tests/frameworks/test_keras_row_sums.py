@@ -86,7 +86,7 @@ def test_sums_and_means(metric):
     assert_histories(expected, found)
 
 
-@pytest.mark.parametrize("kind", [keras.metrics.Mean, keras.metrics.Sum, OwnMean])
+@pytest.mark.parametrize("kind", [keras.metrics.Mean, OwnMean])
 def test_a_loss_that_is_given_to_a_metric(kind):
     def make():
         inputs = keras.Input((3,))
@@ -97,6 +97,40 @@ def test_a_loss_that_is_given_to_a_metric(kind):
     )
     assert "own" in found.history
     assert_histories(expected, found)
+
+
+class Errors(keras.Model):
+    """Gives a sum over rows to a Sum: one number, or those of the rows."""
+
+    def __init__(self, *args, make_number, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.errors, self.make_number = keras.metrics.Sum(name="errors"), make_number
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.errors.update_state(self.make_number(ops.abs(y - y_pred)))
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+def errors(make_number):
+    def make():
+        inputs = keras.Input((3,))
+        return Errors(inputs, keras.layers.Dense(1)(inputs), make_number=make_number)
+
+    return make
+
+
+def test_a_sum_of_the_values_of_rows():
+    (_, expected), (_, found) = pair(errors(lambda values: values), compiled(metrics=[]))(
+        lambda model: model.fit(X, Y, batch_size=20, epochs=2, verbose=0, shuffle=False)
+    )
+    assert_histories(expected, found)
+
+
+@pytest.mark.parametrize("make_number", [ops.sum, ops.mean])
+def test_a_sum_of_one_number(make_number):
+    model = distributed(errors(make_number), compiled(metrics=[]))
+    with pytest.raises(NotImplementedError, match=r"'errors', a Sum, is given one number.*Give it the values of rows"):
+        model.fit(X, Y, batch_size=20, verbose=0)
 
 
 @pytest.mark.parametrize("metric, message", [
@@ -113,3 +147,50 @@ def test_what_parts_do_not_add_up_to(metric, message, call):
     settings = {} if call.endswith("batch") else {"verbose": 0, "batch_size": len(x)}
     with pytest.raises(NotImplementedError, match=message):
         getattr(model, call)(x, numpy.tanh(x.sum(axis=1, keepdims=True)), **settings)
+
+
+class Counting(Adding):
+    """Counts its updates, those that are tried as well."""
+
+    updates = 0
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.updates += 1
+        super().update_state(y_true, y_pred, sample_weight)
+
+
+def late(make_number):
+    """Return a function of rows that is 0 for the first batches, which have no labels above 0."""
+    return lambda y, outputs: make_number(ops.cast(ops.greater(y, 0.0), "float32"))
+
+
+#: Batches of 6 rows, of which the last third has labels above 0: in every rank's rows.
+LATE_X = numpy.random.default_rng(2).normal(size=(6 * 30, 3)).astype("f4")
+LATE_Y = numpy.where(numpy.arange(6 * 30) >= 6 * 20, numpy.arange(6 * 30) % 2 + 0.5, -1.0).astype("f4")[:, None]
+
+
+@pytest.mark.parametrize("fn, counts", [(distances, len), (distance, lambda y: 1)])
+def test_few_updates_are_tried(fn, counts):
+    metric = Counting(fn, counts)
+    model = distributed(sequential, with_metric(lambda: metric))
+    for _ in range(3):
+        model.fit(numpy.tile(X[:12], (40, 1)), numpy.tile(Y[:12], (40, 1)), batch_size=12, verbose=0)
+    assert metric.updates < 120 + 12 * 12  # on JAX it is traced
+
+
+@pytest.mark.parametrize("make_number", [ops.sum, ops.mean])
+def test_what_is_added_late(make_number):
+    metric = with_metric(lambda: Adding(late(make_number), divides=False))
+    (_, expected), (_, found) = pair(sequential, metric)(
+        lambda model: model.fit(LATE_X, LATE_Y, batch_size=6, verbose=0, shuffle=False)
+    )
+    assert expected.history["own"][0] > 0
+    assert_histories(expected, found)
+
+
+def test_what_is_added_late_and_does_not_add_up():
+    mixed = LATE_Y * numpy.linspace(1, 2, len(LATE_Y), dtype="f4")[:, None]
+    own = lambda y, outputs: ops.max(ops.maximum(y, 0.0))  # noqa: E731
+    model = distributed(sequential, with_metric(lambda: Adding(own)))
+    with pytest.raises(NotImplementedError, match="'own/total' what is neither a sum nor a mean over the rows"):
+        model.fit(LATE_X, mixed, batch_size=6, verbose=0, shuffle=False)

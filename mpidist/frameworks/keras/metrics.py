@@ -12,14 +12,11 @@ import numpy
 
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
-from mpidist.frameworks.keras.row_sums import RowSum, added
+from mpidist.frameworks.keras.row_sums import RowSum, Trials, added, trials_of
 from mpidist.frameworks.keras.row_values import by_first_axis, require_row_values
 
 #: The metrics that take the mean of what a function returns.
 _FUNCTION = keras.metrics.MeanMetricWrapper
-
-#: Updates of the metrics that may be given one number.
-_OF_NUMBERS = (keras.metrics.Mean.update_state, keras.metrics.Sum.update_state)
 
 #: By so much of its numbers a sum may differ that is computed in another order.
 _ROUNDING = {"float64": 2.0**-47, "float32": 2.0**-18, "float16": 2.0**-5, "bfloat16": 2.0**-3}
@@ -126,17 +123,19 @@ def counted(
     Yields a mapping for `require_sums`, in which updates of the user's own metrics put, by what is wrong, whether it
     is.
 
-    `count`: how many add up.  `replica`: where numbers are to weigh as its rows that a step gives to `Mean` and `Sum`
-    metrics, and those that the user's own metrics add and that are means over rows: such a number counts once for a
-    batch, so its parts count once together.  `is_part`: whether this is a part of a batch.  ValueError, when a metric
-    is updated with one: a function is one number for all rows.
+    `count`: how many add up.  `replica`: where numbers are to weigh as its rows that a step gives to `Mean` metrics,
+    and those that the user's own metrics add and that are means over rows: such a number counts once for a batch, so
+    its parts count once together.  `is_part`: whether this is a part of a batch.  ValueError, when a metric is updated
+    with one: a function is one number for all rows; NotImplementedError: a `Sum` is given one number.
     """
     metrics = _every(model)
     odd: dict[str, Any] = {}
     methods = [(each, "update_state", _watching(each, odd, replica)) for each, _ in _own_sums(metrics, count)]
     if replica is not None:
-        given = [each for each in metrics if type(each).update_state in _OF_NUMBERS]
-        methods += [(each, "update_state", _weighing(each, replica)) for each in given]
+        means = [each for each in metrics if type(each).update_state is keras.metrics.Mean.update_state]
+        methods += [(each, "update_state", _weighing(each, replica)) for each in means]
+        sums = [each for each in metrics if type(each).update_state is keras.metrics.Sum.update_state]
+        methods += [(each, "update_state", _of_values(each)) for each in sums] if count > 1 else []
     with put_over([*methods, *(functions_of_rows(metrics) if is_part else ())]):
         yield odd
 
@@ -158,6 +157,20 @@ def _weighing(metric: Any, replica: ModelReplica) -> Callable[..., None]:
     def update_state(values: Any, sample_weight: Any = None) -> None:
         if sample_weight is None and keras.ops.ndim(values) == 0:
             sample_weight = replica.weight
+        type(metric).update_state(metric, values, sample_weight)
+
+    return update_state
+
+
+def _of_values(metric: Any) -> Callable[..., None]:
+    def update_state(values: Any, sample_weight: Any = None) -> None:
+        if sample_weight is None and keras.ops.ndim(values) == 0:
+            raise NotImplementedError(
+                f"the metric {metric.name!r}, a Sum, is given one number, of which is not known whether it is a sum or "
+                "a mean over the rows of a batch, and a replica is given a part of them. Give it the values of rows, "
+                "as update_state(values) in place of update_state(keras.ops.sum(values)), or give a mean, such as a "
+                "loss, to a keras.metrics.Mean"
+            )
         type(metric).update_state(metric, values, sample_weight)
 
     return update_state
@@ -207,16 +220,23 @@ def _watching(metric: Any, odd: dict[str, Any], replica: ModelReplica | None) ->
     def update_state(*args: Any, **kwargs: Any) -> Any:
         watching = vars(metric).pop("update_state")
         try:
+            rows = replica.share.given_rows if replica is not None and replica.share is not None else None
+            trials = trials_of(metric, args, kwargs, rows)
+            is_tried = trials is None or trials.is_due()
+            if trials is not None and trials.are_all_sums and not is_tried:
+                return metric.update_state(*args, **kwargs)
             before = [keras.ops.copy(each.value) for each in metric.variables]
-            no_sum = no_sums(metric, before, args, kwargs)
-            _put(odd, {says_more(path): is_odd for path, is_odd in no_sum.items()})
             result = metric.update_state(*args, **kwargs)
-            if replica is not None and replica.share is not None and no_sum:
-                of_rows = added(metric, args, kwargs, replica.share.given_rows)
-                for variable, value, sums in zip(metric.variables, before, of_rows, strict=True):
-                    if variable.path in no_sum:
-                        is_sum = keras.ops.logical_not(no_sum[variable.path])
-                        _put(odd, _counted_by_rows(variable, value, sums, replica.weight, is_sum))
+            pairs = [each for each in zip(metric.variables, before, strict=True) if _is_added_up(each[0])]
+            changes = {variable.path: variable.value - value for variable, value in pairs}
+            if trials is None or is_tried or trials.has_new(changes):
+                means = _tried(metric, before, changes, (args, kwargs), rows, odd, trials)
+            else:
+                means = {path: trials.is_mean(path) for path in changes}
+            for variable, value in pairs:
+                if replica is not None and rows is not None and keras.backend.is_float_dtype(variable.dtype):
+                    part = keras.ops.cast(replica.weight * changes[variable.path], variable.dtype)
+                    variable.assign(keras.ops.where(means[variable.path], value + part, variable.value))
             return result
         finally:
             vars(metric)["update_state"] = watching
@@ -224,23 +244,46 @@ def _watching(metric: Any, odd: dict[str, Any], replica: ModelReplica | None) ->
     return update_state
 
 
-def _put(odd: dict[str, Any], found: Mapping[str, Any]) -> None:
-    for what, is_odd in found.items():
-        odd[what] = keras.ops.logical_or(odd.get(what, False), keras.ops.any(is_odd))
+def _is_added_up(variable: Any) -> bool:
+    return rule_of(variable) == "sum" and keras.backend.standardize_dtype(variable.dtype) != "bool"
 
 
-def _counted_by_rows(variable: Any, before: Any, sums: RowSum, weight: Any, is_sum: Any) -> dict[str, Any]:
-    """Let a mean that was added to a variable count as that of a part of a batch; return what is wrong, whether it is.
+def _put(odd: dict[str, Any], what: str, is_odd: Any) -> None:
+    odd[what] = keras.ops.logical_or(odd.get(what, False), keras.ops.any(is_odd))
 
-    `before`: the value.  `weight`: of the part.  `is_sum`: whether the update has only added to the variable.
+
+def _tried(
+    metric: Any,
+    before: Sequence[Any],
+    changes: dict[str, Any],
+    given: tuple[Any, dict[str, Any]],
+    rows: int | None,
+    odd: dict[str, Any],
+    trials: Trials | None,
+) -> dict[str, Any]:
+    """Return, by path, where an update has added means to variables; put in `odd` what is wrong, whether it is.
+
+    `before`: the values of the variables.  `given`: to the update.  `rows`: None where means are not looked for.
     """
     ops = keras.ops
-    wrong = {_says_neither(variable.path): ops.logical_and(is_sum, sums.is_neither)}
-    if not keras.backend.is_float_dtype(variable.dtype):
-        return {**wrong, _says_whole(variable): ops.logical_and(is_sum, sums.is_mean)}
-    part = ops.cast(weight * sums.number, variable.dtype)
-    variable.assign(ops.where(sums.is_mean, before + part, variable.value))
-    return wrong
+    no_sum = no_sums(metric, before, *given)
+    for path, is_odd in no_sum.items():
+        _put(odd, says_more(path), is_odd)
+    by_rows = added(metric, changes, *given, rows) if rows is not None else {}
+    means: dict[str, Any] = {}
+    for variable in filter(_is_added_up, metric.variables):
+        path = variable.path
+        nowhere = ops.zeros_like(changes[path], dtype="bool")
+        found = by_rows.get(path, RowSum(changes[path] != 0, nowhere, nowhere))
+        means[path], is_other = found.is_mean, False
+        if trials is not None:
+            is_other = trials.note(path, found.is_known, found.is_mean)
+            means[path] = trials.is_mean(path)
+        is_sum = ops.logical_not(no_sum[path])
+        _put(odd, _says_neither(path), ops.logical_and(is_sum, ops.logical_or(found.is_neither, is_other)))
+        if not keras.backend.is_float_dtype(variable.dtype):
+            _put(odd, _says_whole(variable), ops.logical_and(is_sum, means[path]))
+    return means
 
 
 def says_more(path: str) -> str:
