@@ -34,7 +34,7 @@ def _environment() -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"word": word, "clock": clock, "noted": noted}
+    environment.filters |= {"word": word, "place": place, "clock": clock, "noted": noted}
     return environment
 
 
@@ -46,8 +46,13 @@ def _read(name: str) -> str | None:
 
 def word(text: str) -> str:
     """Return an argument as one word of bash, with ``{folder}`` and so on as the script's variables."""
-    parts = [f'"${part}"' if place % 2 else shlex.quote(part) for place, part in enumerate(places(text))]
+    parts = [f'"${part}"' if number % 2 else shlex.quote(part) for number, part in enumerate(places(text))]
     return "".join(part for part in parts if part != "''") or "''"
+
+
+def place(path: str) -> str:
+    """Return a path as one word of bash that replaces variables in it, and ``~`` at its beginning."""
+    return f'"$HOME{path[1:]}"' if path.startswith("~/") else f'"{path}"'
 
 
 def clock(seconds: int) -> str:

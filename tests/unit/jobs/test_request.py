@@ -85,6 +85,8 @@ def test_an_array_is_a_range(text):
         ({"requeue": 1, "save_before": 0}, "--requeue needs a save before the time limit"),
         ({"apptainer": "a.sif", "pyxis": "b"}, "expected one of them"),
         ({"servers": 1, "requeue": 1}, "--requeue with --servers"),
+        ({"servers": 1, "array": Array(0, 3)}, "--array with --servers: Slurm has no arrays of jobs of two components"),
+        ({"time": 86400, "save_before": 65536}, "--save-before 65536 s: Slurm sends a signal 65535 s before the limit"),
         ({"arguments": ("--seed", "{task}")}, "expected --array FIRST-LAST with it"),
     ],
 )
