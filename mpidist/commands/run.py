@@ -88,7 +88,7 @@ def parser() -> Parser:
     add("-n", "-np", "--ranks", type=count, metavar="RANKS", help="how many ranks")
     hosts = parser.add_mutually_exclusive_group()
     hosts.add_argument("--hosts", metavar="LIST", help="where: node1:4,node2:4; without numbers, the same on each")
-    hosts.add_argument("--hostfile", metavar="FILE", help="the same, a line a host: node1:4, or node1 places=4")
+    hosts.add_argument("--hostfile", metavar="FILE", help="the same, a line a host: node1:4, or node1 slots=4")
     add("-x", action="append", metavar="NAME[=VALUE]", help="a variable for the ranks, also on other hosts")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--tag", action="store_true", help="begin each line of a rank with its number: [3] ...")
