@@ -28,4 +28,4 @@ def test_losses_at_the_ends_of_the_range_of_floats(values):
     heights = [float(y) for y in re.findall(r'cy="([-.\d]+)"', drawn)]
     lines = [float(y) for y in re.findall(r'class="grid" d="M\d+ ([-.\d]+)H', drawn)]
     assert len(heights) == 2 and min(lines) <= min(heights) <= max(heights) <= max(lines)
-    assert [float(text) for text in re.findall(r"step \d: loss (\S+)<", drawn)] == [float(f"{y:.5g}") for y in values]
+    assert [float(text) for text in re.findall(r"step \d: loss ([^<]+)<", drawn)] == [float(f"{y:.5g}") for y in values]
