@@ -27,8 +27,8 @@ from mpidist.commands.launch.hosts import begin_here, parse_hosts, ranks_by_host
 from mpidist.commands.launch.launcher_options import (
     WORDS,
     asks,
-    check_launcher_args,
     instead_of,
+    parse_launcher_args,
     parse_variables,
     words_of,
 )
@@ -203,8 +203,7 @@ def _complete(
     launcher: Mpirun, arguments: argparse.Namespace, allocation: Allocation | None, terminal: bool
 ) -> CommandLine:
     """Return the launcher's command line; LaunchError where it cannot be told what is asked for."""
-    own, ranks = shlex.split(arguments.launcher_args), arguments.ranks
-    check_launcher_args(own)
+    own, ranks = parse_launcher_args(arguments.launcher_args), arguments.ranks
     variables = parse_variables(arguments.x, os.environ)
     environ = {**os.environ, **variables}
     root, cores = os.geteuid() == 0, visible_cores()
