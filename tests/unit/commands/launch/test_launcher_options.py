@@ -33,15 +33,13 @@ def test_a_second_program_is_refused():
 
 
 def test_words_that_no_shell_would_read_are_refused_by_the_name_of_the_option():
-    with pytest.raises(
-        LaunchError, match="--launcher-args '--mca x \"y': No closing quotation; expected words as in a"
-    ):
+    with pytest.raises(LaunchError, match="--launcher-args '--mca x \"y': No closing quotation; expected"):
         parse_launcher_args('--mca x "y')
 
 
 def test_all_else_is_the_users_to_know():
     text = "--host n1:4,n2:4 --mca btl '^vader' -x 'NAME=out put' --map-by core np"
-    assert parse_launcher_args(text)[4:8] == ["btl", "^vader", "-x", "NAME=out put"]
+    assert parse_launcher_args(text)[3:7] == ["btl", "^vader", "-x", "NAME=out put"]
 
 
 def test_variables_with_and_without_a_value():
