@@ -65,8 +65,9 @@ class OutputStreams:
         self._ranks, self._destination, self._error_fn, self._tagged = ranks, destination, error_fn, tagged
         self._selector = selectors.DefaultSelector()
         self.folder = tempfile.mkdtemp(prefix=RUN)
-        self._shown: dict[Origin, bytes] = {}
-        self._errors: dict[Origin, bytes] = {}
+        # lines whose end has not come: what is added to one is not to copy all of it
+        self._shown: defaultdict[Origin, bytearray] = defaultdict(bytearray)
+        self._errors: defaultdict[Origin, bytearray] = defaultdict(bytearray)
         self._notes: dict[Origin, LauncherNotes] = defaultdict(LauncherNotes)
         self._pipes = [self._add_pipe(Origin(rank, number)) for rank in range(ranks) for number in descriptors]
 
@@ -137,11 +138,13 @@ class OutputStreams:
 
     def _show(self, source: Origin, data: bytes) -> None:
         """Show whole lines; a progress bar's lines end in carriage returns."""
-        data = self._shown.pop(source, b"") + data
+        kept, lines = self._shown[source], b""
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        self._hand_over(source, self._notes[source].take(data[:end]))
-        if data[end:]:
-            self._shown[source] = data[end:]
+        if end:
+            lines = bytes(kept) + data[:end]
+            kept.clear()
+        kept += data[end:]
+        self._hand_over(source, self._notes[source].take(lines))
 
     def _hand_over(self, source: Origin, data: bytes) -> None:
         whole = source.rank is not None or self._tagged is None
@@ -161,13 +164,15 @@ class OutputStreams:
     def _show_partial_lines(self) -> None:
         """Show what has come without the end of its line, a prompt or dots: nothing else is coming just now."""
         for source, notes in self._notes.items():
-            self._hand_over(source, notes.flush() + self._shown.pop(source, b""))
+            self._hand_over(source, notes.flush() + bytes(self._shown.pop(source, b"")))
 
     def _pass_lines(self, source: Origin, data: bytes) -> None:
-        *lines, rest = (self._errors.pop(source, b"") + data).split(b"\n")
+        kept = self._errors[source]
+        *lines, rest = data.split(b"\n")
         for line in lines:
-            self._pass_line(source, line)
-        self._errors[source] = rest
+            self._pass_line(source, bytes(kept) + line)
+            kept.clear()
+        kept += rest
 
     def _pass_line(self, source: Origin, line: bytes) -> None:
         origin, text = self._origin(source, line)
@@ -181,7 +186,7 @@ class OutputStreams:
         self._show_partial_lines()
         for source, rest in self._errors.items():
             if rest:
-                self._pass_line(source, rest)
+                self._pass_line(source, bytes(rest))
         self._destination.close()
         self._selector.close()
         for pipe in self._pipes:
