@@ -193,6 +193,8 @@ def _check_sizes(asked: Request) -> None:
 
 def _check_words(asked: Request, scheduler: Scheduler) -> None:
     """Refuse words that the scheduler, or bash, would take for something else."""
+    if ":" in asked.arguments and scheduler.title == "Slurm":
+        raise ValueError("argument ':': srun begins another program there; expected it as a part of a longer word")
     for argument in (asked.script, *asked.arguments):  # they stand in a comment of the script too
         if "\n" in argument or "\r" in argument:
             raise ValueError(f"argument {argument!r}: expected one line")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import selectors
+import shlex
 import shutil
 import tempfile
 from collections import defaultdict
@@ -24,10 +25,9 @@ from mpidist.own_machine import BOOT_ID, PROCESS_NUMBERS, boot_id, process_numbe
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2
 
-#: Notes the process, connects the pipes there are, takes the job's folder of shared memory if it is on this machine,
-#: and becomes the program; $0 is the folder, $1 the machine that it is of, the rest the program.  A file system that
-#: machines share shows the folder on all of them, and there nobody reads its pipes.  MPICH gives ranks but 0 an input
-#: that never ends.
+#: Notes the process, connects the pipes there are, and takes the job's folder of shared memory if it is on this machine;
+#: $0 is the folder, $1 the machine that it is of, the rest the program.  A file system that machines share shows the
+#: folder on all of them, and there nobody reads its pipes.  MPICH gives ranks but 0 an input that never ends.
 _CONNECT = f"""\
 r="${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-none}}}}"
 here=/dev/null/$r  # where nothing can be
@@ -39,7 +39,7 @@ if [ -p "$here.1" ]; then exec >"$here.1"; fi
 if [ -p "$here.2" ]; then exec 2>"$here.2"; fi
 s="{SEGMENTS}${{0##*/{RUN}}}"
 if [ -d "$s" ]; then export OMPI_MCA_btl_sm_backing_directory="${{OMPI_MCA_btl_sm_backing_directory:-$s}}"; fi
-exec "$@\""""
+"""
 
 _READ_BYTES = 1 << 16
 
@@ -87,7 +87,9 @@ class OutputStreams:
     def command(self, program: Sequence[str]) -> list[str]:
         """Return the command that runs `program` connected to its rank's pipes."""
         machine = "\n".join(filter(None, (boot_id(), process_numbers())))  # as the shell's line finds it
-        return ["sh", "-c", _CONNECT, self.folder, machine, *program]
+        # at a word ":" launchers begin another program
+        hidden = f"set -- {shlex.join(program)}\n" if ":" in program else ""
+        return ["sh", "-c", f'{_CONNECT}{hidden}exec "$@"', self.folder, machine, *([] if hidden else program)]
 
     def add_launcher(self, pipe: int, descriptor: int) -> None:
         """Read the launcher's own output, `STDOUT` or `STDERR`, from `pipe` too."""

@@ -67,6 +67,13 @@ def test_a_rank_on_another_machine_that_sees_the_folder_leaves_its_pipes_alone(s
     assert (done.returncode, done.stderr, streams.lines) == (0, b"from 1\n", [])
 
 
+def test_a_word_at_which_launchers_begin_another_program_is_one_of_the_programs(streams):
+    command = streams.command(["printf", "<%s>", "a", ":", "b c", "", "it's $x"])
+    assert ":" not in command
+    done = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, timeout=20)
+    assert done.stdout == b"<a><:><b c><><it's $x>"
+
+
 def test_a_rank_on_this_machine_notes_its_process_and_one_on_another_does_not(streams):
     for rank, other in ((0, False), (1, True)):
         command = streams.command(["true"])
