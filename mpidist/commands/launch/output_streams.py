@@ -25,9 +25,9 @@ from mpidist.own_machine import BOOT_ID, PROCESS_NUMBERS, boot_id, process_numbe
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2
 
-#: Notes the process, connects the pipes there are, and takes the job's folder of shared memory if it is on this machine;
-#: $0 is the folder, $1 the machine that it is of, the rest the program.  A file system that machines share shows the
-#: folder on all of them, and there nobody reads its pipes.  MPICH gives ranks but 0 an input that never ends.
+#: Notes the process, connects the pipes there are, and takes the job's folder of shared memory if it is on this
+#: machine; $0 is the folder, $1 the machine that it is of, the rest the program.  A file system that machines share
+#: shows the folder on all of them, and there nobody reads its pipes.  MPICH gives ranks but 0 an input that never ends.
 _CONNECT = f"""\
 r="${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-none}}}}"
 here=/dev/null/$r  # where nothing can be
