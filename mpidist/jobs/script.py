@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from importlib import resources
 from typing import Any
 
 from mpidist.jobs.request import Request, places
 
+#: The part of a path that bash replaces by somebody's home folder, if it is not in quotes.
+_HOME = re.compile(r"~[\w.-]*/")
 _MISSING = "job scripts are templates of jinja2, which is not installed: pip install jinja2"
 
 
@@ -52,7 +55,9 @@ def word(text: str) -> str:
 
 def place(path: str) -> str:
     """Return a path as one word of bash that replaces variables in it, and ``~`` at its beginning."""
-    return f'"$HOME{path[1:]}"' if path.startswith("~/") else f'"{path}"'
+    found = _HOME.match(path)
+    home = found[0] if found else ""
+    return f'{home}"{path[len(home) :]}"'
 
 
 def clock(seconds: int) -> str:

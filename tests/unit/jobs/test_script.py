@@ -134,11 +134,15 @@ def test_paths_are_single_words_in_which_bash_replaces_variables_and_the_home_fo
     assert (done.stdout, done.stderr) == ("/home of/me/my folder\n", "")
 
 
+def test_the_home_folder_of_another_is_left_to_bash():
+    assert [place("~bob/a b"), place("~a;b/c"), place("~")] == ['~bob/"a b"', '"~a;b/c"', '"~"']
+
+
 def test_paths_with_blanks_and_in_the_home_folder_are_the_ones_of_the_job(slurm):
     lines = slurm(scratch="/my scratch;x", python="~/venv/bin/python", apptainer="~/image.sif")
     assert 'folder="/my scratch;x/$SLURM_JOB_NAME"' in lines
-    assert 'python="$HOME/venv/bin/python"' in "\n".join(lines)
-    assert '"$HOME/image.sif"' in srun(lines)
+    assert 'python=~/"venv/bin/python"' in "\n".join(lines)
+    assert '~/"image.sif"' in srun(lines)
 
 
 def test_a_missing_jinja2_is_said_with_its_cure(slurm, monkeypatch):
