@@ -183,7 +183,7 @@ def test_how_many_ranks_as_other_launchers_take_it(words):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--hosts", "node1:1"], "the hosts take 1 ranks (node1:1), and -n asks for 2"),
+        (["--hosts", "node1:1"], "the hosts take 1 rank (node1:1), and -n asks for 2"),
         (["--hostfile", "missing"], "--hostfile missing: "),
         (["-x", "NO_SUCH_VARIABLE"], "-x NO_SUCH_VARIABLE: there is no such variable here"),
         (["--launcher-args", "--output tag"], "--output has no effect here; use --tag or --log-dir DIR"),
