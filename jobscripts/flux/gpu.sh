@@ -20,7 +20,7 @@ ranks_per_node=4                    # ranks a node: one for each GPU
 cores=8                             # cores a rank
 
 # What the job keeps: in a folder that all nodes see (/tmp is one node's own), the same after a restart.
-folder=${SCRATCH:-$PWD}/digits-gpu
+folder="${SCRATCH:-$PWD}/digits-gpu"
 checkpoints=$folder/checkpoints
 mkdir -p "$checkpoints" || exit 1
 rm -f "$checkpoints/requeue"        # of the start before this one; see the end

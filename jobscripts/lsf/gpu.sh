@@ -27,7 +27,7 @@ hosts=$(xargs -n 2 <<<"$LSB_MCPU_HOSTS" | sed "s/ .*/:$ranks_per_node/" | paste 
 nodes=$(tr , '\n' <<<"$hosts" | wc -l)
 
 # What the job keeps: in a folder that all nodes see (/tmp is one node's own), the same after a restart.
-folder=${SCRATCH:-$PWD}/digits-gpu
+folder="${SCRATCH:-$PWD}/digits-gpu"
 checkpoints=$folder/checkpoints
 mkdir -p "$checkpoints" || exit 1
 rm -f "$checkpoints/requeue"        # of the start before this one; see the end

@@ -26,7 +26,7 @@ hosts=$(sort -u "$PBS_NODEFILE" | sed "s/$/:$ranks_per_node/" | paste -sd, -)
 nodes=$(tr , '\n' <<<"$hosts" | wc -l)
 
 # What the job keeps: in a folder that all nodes see (/tmp is one node's own), the same after a restart.
-folder=${SCRATCH:-$PBS_O_WORKDIR}/digits-gpu
+folder="${SCRATCH:-$PBS_O_WORKDIR}/digits-gpu"
 checkpoints=$folder/checkpoints
 mkdir -p "$checkpoints" || exit 1
 rm -f "$checkpoints/requeue"        # of the start before this one; see the end

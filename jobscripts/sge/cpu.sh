@@ -27,7 +27,7 @@ hosts=$(sed "s/ .*/:$ranks_per_node/" "$PE_HOSTFILE" | paste -sd, -) # a line a 
 nodes=$(tr , '\n' <<<"$hosts" | wc -l)
 
 # What the job keeps: in a folder that all nodes see (/tmp is one node's own), the same after a restart.
-folder=${SCRATCH:-$PWD}/digits-cpu
+folder="${SCRATCH:-$PWD}/digits-cpu"
 checkpoints=$folder/checkpoints
 mkdir -p "$checkpoints" || exit 1
 rm -f "$checkpoints/requeue"        # of the start before this one; see the end

@@ -20,7 +20,7 @@ set -u                              # a misspelt variable ends the script; not -
 python="$HOME/venvs/mpidist/bin/python" # where all nodes see it
 
 # What the job keeps: in a folder that all nodes see (/tmp is one node's own), the same after a restart.
-folder=${SCRATCH:-$PWD}/$SLURM_JOB_NAME-$SLURM_ARRAY_TASK_ID
+folder="${SCRATCH:-$PWD}/$SLURM_JOB_NAME-$SLURM_ARRAY_TASK_ID"
 checkpoints=$folder/checkpoints
 task=$SLURM_ARRAY_TASK_ID
 mkdir -p "$checkpoints" || exit 1

@@ -23,7 +23,7 @@ set -u                              # a misspelt variable ends the script; not -
 python="$HOME/venvs/mpidist/bin/python" # where all nodes see it
 
 # What the job keeps: in a folder that all nodes see (/tmp is one node's own), the same after a restart.
-folder=${SCRATCH:-$PWD}/$SLURM_JOB_NAME
+folder="${SCRATCH:-$PWD}/$SLURM_JOB_NAME"
 checkpoints=$folder/checkpoints
 mkdir -p "$checkpoints" || exit 1
 rm -f "$checkpoints/requeue"        # of the start before this one; see the end

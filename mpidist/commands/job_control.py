@@ -113,7 +113,8 @@ def logs(argv: Sequence[str]) -> int:
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
     asked = parser.parse_args(argv)
     job = find_job(record_file(os.environ), asked.number)
-    pattern, read = os.path.join(job.folder, job.output), dict[str, int]()
+    shown, read = os.path.join(job.folder, job.output), dict[str, int]()
+    pattern = os.path.join(glob.escape(job.folder), job.output)
     ended, looked, seen, told = not asked.follow, time.monotonic(), 0, ""
     while True:
         _print_new(pattern, read)
@@ -128,7 +129,7 @@ def logs(argv: Sequence[str]) -> int:
                 told = state
             looked, seen = time.monotonic(), sum(read.values())
     if not read:
-        print(f"mpidist job: there is no {pattern} yet; mpidist job status {job.job} says why", file=sys.stderr)
+        print(f"mpidist job: there is no {shown} yet; mpidist job status {job.job} says why", file=sys.stderr)
     return 0 if read else 1
 
 
@@ -140,8 +141,8 @@ def _print_new(pattern: str, read: dict[str, int]) -> None:
             file.seek(read.get(path, 0))
             added = file.read()
         if added and len(files) > 1:
-            print(f"==> {os.path.basename(path)} <==")
-        sys.stdout.write(added.decode(errors="replace"))
+            print(f"==> {os.path.basename(path)} <==", flush=True)
+        sys.stdout.buffer.write(added)  # as it is: its end may be the first half of a letter
         read[path] = read.get(path, 0) + len(added)
     sys.stdout.flush()
 

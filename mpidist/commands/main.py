@@ -37,6 +37,7 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit status; Local."""
+    _open_closed()
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
@@ -47,6 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter would try once more at its end
         os.dup2(nowhere, sys.stderr.fileno())
         return 128 + signal.SIGPIPE
+
+
+def _open_closed() -> None:
+    """Open what this process was started without, as by ``>&-``: else the next file would be taken for its output."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the least one that is free
+            if name != "stdin":  # None says that there is no input
+                setattr(sys, name, open(descriptor, "w", closefd=False))
 
 
 def _run(arguments: list[str]) -> int:

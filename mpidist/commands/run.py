@@ -27,8 +27,8 @@ from mpidist.commands.launch.hosts import begin_here, parse_hosts, ranks_by_host
 from mpidist.commands.launch.launcher_options import (
     WORDS,
     asks,
-    check_launcher_args,
     instead_of,
+    parse_launcher_args,
     parse_variables,
     words_of,
 )
@@ -88,7 +88,7 @@ def parser() -> Parser:
     add("-n", "-np", "--ranks", type=count, metavar="RANKS", help="how many ranks")
     hosts = parser.add_mutually_exclusive_group()
     hosts.add_argument("--hosts", metavar="LIST", help="where: node1:4,node2:4; without numbers, the same on each")
-    hosts.add_argument("--hostfile", metavar="FILE", help="the same, a line a host: node1:4, or node1 places=4")
+    hosts.add_argument("--hostfile", metavar="FILE", help="the same, a line a host: node1:4, or node1 slots=4")
     add("-x", action="append", metavar="NAME[=VALUE]", help="a variable for the ranks, also on other hosts")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--tag", action="store_true", help="begin each line of a rank with its number: [3] ...")
@@ -203,8 +203,7 @@ def _complete(
     launcher: Mpirun, arguments: argparse.Namespace, allocation: Allocation | None, terminal: bool
 ) -> CommandLine:
     """Return the launcher's command line; LaunchError where it cannot be told what is asked for."""
-    own, ranks = shlex.split(arguments.launcher_args), arguments.ranks
-    check_launcher_args(own)
+    own, ranks = parse_launcher_args(arguments.launcher_args), arguments.ranks
     variables = parse_variables(arguments.x, os.environ)
     environ = {**os.environ, **variables}
     root, cores = os.geteuid() == 0, visible_cores()

@@ -71,7 +71,7 @@ def parser() -> Parser:
     _add_links(parser.add_argument_group("the links"))
     noise = parser.add_argument_group("noise")
     noise.add_argument("--jitter", type=_spread, help="spread of the log-normal factor of each rank's rounds")
-    noise.add_argument("--seed", type=int, default=0, help="of the jitter")
+    noise.add_argument("--seed", type=_seed, default=0, help="of the jitter")
     return parser
 
 
@@ -99,6 +99,12 @@ def _spread(text: str) -> float:
     if not 0 <= spread <= 10:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to 10, such as 0.2")
     return spread
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 0 or more")
+    return int(text)
 
 
 # -- what is simulated -------------------------------------------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from importlib import resources
 from typing import Any
 
 from mpidist.jobs.request import Request, places
 
+#: The part of a path that bash replaces by somebody's home folder, if it is not in quotes.
+_HOME = re.compile(r"~[\w.-]*/")
 _MISSING = "job scripts are templates of jinja2, which is not installed: pip install jinja2"
 
 
@@ -34,7 +37,7 @@ def _environment() -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"word": word, "clock": clock, "noted": noted}
+    environment.filters |= {"word": word, "place": place, "clock": clock, "noted": noted}
     return environment
 
 
@@ -46,8 +49,15 @@ def _read(name: str) -> str | None:
 
 def word(text: str) -> str:
     """Return an argument as one word of bash, with ``{folder}`` and so on as the script's variables."""
-    parts = [f'"${part}"' if place % 2 else shlex.quote(part) for place, part in enumerate(places(text))]
+    parts = [f'"${part}"' if number % 2 else shlex.quote(part) for number, part in enumerate(places(text))]
     return "".join(part for part in parts if part != "''") or "''"
+
+
+def place(path: str) -> str:
+    """Return a path as one word of bash that replaces variables in it, and ``~`` at its beginning."""
+    found = _HOME.match(path)
+    home = found[0] if found else ""
+    return f'{home}"{path[len(home) :]}"'
 
 
 def clock(seconds: int) -> str:

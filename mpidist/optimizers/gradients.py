@@ -9,6 +9,7 @@ from mpidist import arrays, context
 from mpidist.optimizers import sparse
 from mpidist.options import ReduceOp
 from mpidist.variables import DistributedVariable, IndexedSlices
+from mpidist.variables.variable import OWN_SCOPE, mixed_text
 
 
 def checked_gradients(pairs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -79,13 +80,9 @@ def _require_replica_context(variables: list[Any]) -> None:
 
 def _foreign_text(variable: Any, strategy: Any) -> str:
     """Return the message about a variable that is updated in a replica of a strategy which is not its own."""
-    cure = "create it inside `with strategy.scope():` of the strategy whose `run` you call"
     if context.is_default(variable.strategy):
-        return f"variable {variable.name!r} was not created in the scope of {strategy}; {cure}"
-    return (
-        f"Mixing different tf.distribute.Strategy objects: variable {variable.name!r} was created in the scope of "
-        f"{variable.strategy}, and `apply_gradients` was called in `run` of {strategy}; make one strategy, or {cure}"
-    )
+        return f"variable {variable.name!r} was not created in the scope of {strategy}; {OWN_SCOPE}"
+    return mixed_text(variable, "`apply_gradients` was called", strategy)
 
 
 def _as_gradient(gradient: Any, variable: Any) -> Any:

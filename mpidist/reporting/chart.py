@@ -10,6 +10,8 @@ Points = Sequence[tuple[float, float]]
 
 #: From this ratio of the greatest to the least number on, logarithms are drawn.
 _FAR = 100.0
+#: Numbers beyond it are drawn there, and those below its reciprocal at 0: an axis has ticks on both sides of all.
+_MOST = 1e300
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 210, 52, 12, 10, 34
 
@@ -24,7 +26,7 @@ def chart(series: Mapping[str, Points], most_points: int) -> str:
     flat = [point for points in drawn.values() for point in points]
     if not flat:
         return ""
-    values = [y for _, y in flat]
+    values = [_drawn(y) for _, y in flat]
     is_log = min(values) > 0 and max(values) > _FAR * min(values)
     xs, ys = _ticks([x for x, _ in flat]), _powers(values) if is_log else _ticks(values)
     across = _scale(xs, _LEFT, _WIDTH - _RIGHT)
@@ -37,7 +39,7 @@ def chart(series: Mapping[str, Points], most_points: int) -> str:
         parts.append(f'<text x="{across(x):.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{x:g}</text>')
     parts.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 3}" text-anchor="end">step</text>')
     for number, (name, points) in enumerate(drawn.items()):
-        places = [(f"{across(x):.1f}", f"{up(y):.1f}") for x, y in points]
+        places = [(f"{across(x):.1f}", f"{up(_drawn(y)):.1f}") for x, y in points]
         line = "L".join(f"{x} {y}" for x, y in places)
         parts.append(f'<path class="line s{number % 3}" d="M{line}"/>' if len(places) > 1 else "")
         parts += [
@@ -46,6 +48,11 @@ def chart(series: Mapping[str, Points], most_points: int) -> str:
             for (px, py), (x, y) in zip(places, points, strict=True)
         ]
     return "".join([*parts, "</svg>"])
+
+
+def _drawn(value: float) -> float:
+    """Return where on its axis a number is drawn."""
+    return 0.0 if abs(value) < 1 / _MOST else max(-_MOST, min(value, _MOST))
 
 
 def _thinned(points: Points, most: int) -> Points:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: What variables are called that no user has named, with a number from the second one on.
 DEFAULT_NAME = "Variable"
+#: What mends a variable that belongs to another strategy.
+OWN_SCOPE = "create it inside `with strategy.scope():` of the strategy whose `run` you call"
 
 
 def Variable(  # noqa: N802 - a factory with the name of what it makes, as in TensorFlow
@@ -383,15 +385,23 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         return self._place() is Place.REPLICA
 
     def _place(self) -> Place:
-        """Return where the code runs, as this variable's strategy sees it."""
+        """Return where the code runs, as this variable's strategy sees it; RuntimeError in another one's replicas."""
         if self._is_plain:
             return Place.COPY
         mode = context.current_mode()
         if mode.strategy is not self.strategy:
+            self._require_own_replica(mode)
             return Place.ACROSS
         if mode.is_update:
             return Place.COPY
         return Place.ACROSS if mode.replica_context is None else Place.REPLICA
+
+    def _require_own_replica(self, mode: context.Mode) -> None:
+        """Raise RuntimeError in a replica of a strategy that is not the variable's: values would not be joined."""
+        if mode.replica_context is None or context.is_default(mode.strategy):
+            return
+        if max(mode.strategy.num_replicas_in_sync, self.strategy.num_replicas_in_sync) > 1:
+            raise RuntimeError(mixed_text(self, "is used", mode.strategy))
 
     def _write(self, verb: str, write_fn: Callable[[Any, Any], None], value: Any) -> DistributedVariable:
         value, place = self._converted(value), self._place()
@@ -500,6 +510,14 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
                 "value; read it in `strategy.run`"
             )
         return ReduceOp[self.aggregation.name]
+
+
+def mixed_text(variable: DistributedVariable, what: str, strategy: Any) -> str:
+    """Return the message about a variable in a replica of a strategy which is not its own."""
+    return (
+        f"Mixing different tf.distribute.Strategy objects: variable {variable.name!r} was created in the scope of "
+        f"{variable.strategy}, and {what} in `run` of {strategy}; make one strategy, or {OWN_SCOPE}"
+    )
 
 
 def begin_writing(variables: Sequence[DistributedVariable]) -> None:

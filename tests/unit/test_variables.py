@@ -219,6 +219,28 @@ def test_a_variable_remembers_its_strategy_outside_of_the_scope():
     assert run_ranks(3, fn) == [(3.0, 5.0, True)] * 3
 
 
+@pytest.mark.parametrize(
+    ("synchronization", "use"),
+    [
+        ("ON_WRITE", lambda variable: variable.assign_add(numpy.ones(2))),
+        ("ON_WRITE", lambda variable: variable.scatter_add(IndexedSlices(numpy.ones(1), numpy.array([0])))),
+        ("ON_READ", lambda variable: variable.value),
+    ],
+    ids=["assign_add", "scatter_add", "value"],
+)
+def test_replicas_of_another_strategy_are_refused_for_their_values_would_not_be_joined(synchronization, use):
+    def fn():
+        own, other = MirroredStrategy(), MirroredStrategy()
+        with own.scope():
+            variable = Variable(numpy.zeros(2), name="v", aggregation="SUM", synchronization=synchronization)
+        with pytest.raises(RuntimeError, match="Mixing different .*'v' was created .* is used in `run`"):
+            other.run(use, args=(variable,))
+        own.run(lambda: variable.assign_add(numpy.ones(2)))
+        return variable.value.tolist()
+
+    assert run_ranks(2, fn) == [[2, 2]] * 2
+
+
 def test_a_variable_made_outside_belongs_to_its_rank():
     def fn():
         variable = Variable(0.0, aggregation="SUM")

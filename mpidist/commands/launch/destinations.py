@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -27,11 +28,14 @@ class Terminal:
 
     def show(self, descriptor: int, data: bytes) -> None:
         """Write all of `data`, at once, as long as somebody reads it."""
-        try:
-            while data and not self.unread:
-                data = data[os.write(descriptor, data) :]
-        except BrokenPipeError:
-            self.unread = True
+        left = memoryview(data)
+        while left and not self.unread:
+            try:
+                left = left[os.write(descriptor, left) :]
+            except BlockingIOError:  # who started this process has made its output so, as Node.js does
+                select.select([], [descriptor], [])
+            except BrokenPipeError:
+                self.unread = True
 
     def close(self) -> None:
         """Take no more."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from mpidist.errors import LaunchError
+from mpidist.errors import LaunchError, counted
 
 #: A host, and how many ranks it takes: ``node1``, ``node1:4`` (MPICH's file), ``node1 slots=4`` (Open MPI's).
 _HOST = re.compile(r"([^\s:,=]+)(?::(\d+)|\s+slots\s*=\s*(\d+))?")
@@ -59,7 +59,7 @@ def _places(entries: Iterable[tuple[str, str]], ranks: int) -> dict[str, int]:
         hosts[name] = hosts.get(name, 0) + (share if places is None else places)
     if sum(hosts.values()) < ranks:
         has = ", ".join(f"{name}:{places}" for name, places in hosts.items()) or "none"
-        raise LaunchError(f"the hosts take {sum(hosts.values())} ranks ({has}), and -n asks for {ranks}")
+        raise LaunchError(f"the hosts take {counted(sum(hosts.values()), 'rank')} ({has}), and -n asks for {ranks}")
     return hosts
 
 

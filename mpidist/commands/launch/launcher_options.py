@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,14 +53,19 @@ def instead_of(argument: str) -> str | None:
     return _INSTEAD.get(argument.lstrip("-").partition("=")[0]) if argument.startswith("-") else None
 
 
-def check_launcher_args(arguments: Sequence[str]) -> None:
-    """Raise LaunchError for a user's arguments for the launcher that would have no effect, or a wrong one; Local."""
+def parse_launcher_args(text: str) -> list[str]:
+    """Return a user's arguments for the launcher; LaunchError if they would have no effect, or a wrong one; Local."""
+    try:
+        arguments = shlex.split(text)
+    except ValueError as error:
+        raise LaunchError(f"--launcher-args {text!r}: {error}; expected words as in a shell") from None
     for argument in arguments:
         instead = instead_of(argument)
         if instead is not None:
             raise LaunchError(f"--launcher-args: {argument} has no effect here; use {instead} of mpidist run instead")
         if argument == ":":
             raise LaunchError("--launcher-args: a second program (:) cannot be started; use mpirun itself for that")
+    return arguments
 
 
 def asks(vendor: str, scheduler: str) -> bool:

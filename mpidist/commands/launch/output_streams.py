@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import selectors
+import shlex
 import shutil
 import tempfile
 from collections import defaultdict
@@ -24,10 +25,9 @@ from mpidist.own_machine import BOOT_ID, PROCESS_NUMBERS, boot_id, process_numbe
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2
 
-#: Notes the process, connects the pipes there are, takes the job's folder of shared memory if it is on this machine,
-#: and becomes the program; $0 is the folder, $1 the machine that it is of, the rest the program.  A file system that
-#: machines share shows the folder on all of them, and there nobody reads its pipes.  MPICH gives ranks but 0 an input
-#: that never ends.
+#: Notes the process, connects the pipes there are, and takes the job's folder of shared memory if it is on this
+#: machine; $0 is the folder, $1 the machine that it is of, the rest the program.  A file system that machines share
+#: shows the folder on all of them, and there nobody reads its pipes.  MPICH gives ranks but 0 an input that never ends.
 _CONNECT = f"""\
 r="${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-none}}}}"
 here=/dev/null/$r  # where nothing can be
@@ -39,7 +39,7 @@ if [ -p "$here.1" ]; then exec >"$here.1"; fi
 if [ -p "$here.2" ]; then exec 2>"$here.2"; fi
 s="{SEGMENTS}${{0##*/{RUN}}}"
 if [ -d "$s" ]; then export OMPI_MCA_btl_sm_backing_directory="${{OMPI_MCA_btl_sm_backing_directory:-$s}}"; fi
-exec "$@\""""
+"""
 
 _READ_BYTES = 1 << 16
 
@@ -65,8 +65,9 @@ class OutputStreams:
         self._ranks, self._destination, self._error_fn, self._tagged = ranks, destination, error_fn, tagged
         self._selector = selectors.DefaultSelector()
         self.folder = tempfile.mkdtemp(prefix=RUN)
-        self._shown: dict[Origin, bytes] = {}
-        self._errors: dict[Origin, bytes] = {}
+        # lines whose end has not come: what is added to one is not to copy all of it
+        self._shown: defaultdict[Origin, bytearray] = defaultdict(bytearray)
+        self._errors: defaultdict[Origin, bytearray] = defaultdict(bytearray)
         self._notes: dict[Origin, LauncherNotes] = defaultdict(LauncherNotes)
         self._pipes = [self._add_pipe(Origin(rank, number)) for rank in range(ranks) for number in descriptors]
 
@@ -86,7 +87,9 @@ class OutputStreams:
     def command(self, program: Sequence[str]) -> list[str]:
         """Return the command that runs `program` connected to its rank's pipes."""
         machine = "\n".join(filter(None, (boot_id(), process_numbers())))  # as the shell's line finds it
-        return ["sh", "-c", _CONNECT, self.folder, machine, *program]
+        # at a word ":" launchers begin another program
+        hidden = f"set -- {shlex.join(program)}\n" if ":" in program else ""
+        return ["sh", "-c", f'{_CONNECT}{hidden}exec "$@"', self.folder, machine, *([] if hidden else program)]
 
     def add_launcher(self, pipe: int, descriptor: int) -> None:
         """Read the launcher's own output, `STDOUT` or `STDERR`, from `pipe` too."""
@@ -137,11 +140,13 @@ class OutputStreams:
 
     def _show(self, source: Origin, data: bytes) -> None:
         """Show whole lines; a progress bar's lines end in carriage returns."""
-        data = self._shown.pop(source, b"") + data
+        kept, lines = self._shown[source], b""
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        self._hand_over(source, self._notes[source].take(data[:end]))
-        if data[end:]:
-            self._shown[source] = data[end:]
+        if end:
+            lines = bytes(kept) + data[:end]
+            kept.clear()
+        kept += data[end:]
+        self._hand_over(source, self._notes[source].take(lines))
 
     def _hand_over(self, source: Origin, data: bytes) -> None:
         whole = source.rank is not None or self._tagged is None
@@ -161,13 +166,15 @@ class OutputStreams:
     def _show_partial_lines(self) -> None:
         """Show what has come without the end of its line, a prompt or dots: nothing else is coming just now."""
         for source, notes in self._notes.items():
-            self._hand_over(source, notes.flush() + self._shown.pop(source, b""))
+            self._hand_over(source, notes.flush() + bytes(self._shown.pop(source, b"")))
 
     def _pass_lines(self, source: Origin, data: bytes) -> None:
-        *lines, rest = (self._errors.pop(source, b"") + data).split(b"\n")
+        kept = self._errors[source]
+        *lines, rest = data.split(b"\n")
         for line in lines:
-            self._pass_line(source, line)
-        self._errors[source] = rest
+            self._pass_line(source, bytes(kept) + line)
+            kept.clear()
+        kept += rest
 
     def _pass_line(self, source: Origin, line: bytes) -> None:
         origin, text = self._origin(source, line)
@@ -181,7 +188,7 @@ class OutputStreams:
         self._show_partial_lines()
         for source, rest in self._errors.items():
             if rest:
-                self._pass_line(source, rest)
+                self._pass_line(source, bytes(rest))
         self._destination.close()
         self._selector.close()
         for pipe in self._pipes:

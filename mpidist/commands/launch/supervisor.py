@@ -375,6 +375,7 @@ def _read() -> bytes:
     """Return what comes next; nothing at the end."""
     while os.isatty(_STDIN) and not (_may_read() and select.select([_STDIN], [], [], _LOOK_SECONDS)[0]):
         threading.Event().wait(_LOOK_SECONDS)
+    select.select([_STDIN], [], [])  # who started this process may have made it so that a read does not wait
     return os.read(_STDIN, _READ_BYTES)
 
 

@@ -16,12 +16,12 @@
 {% for line in asked.setup %}
 {{ line }}
 {% endfor %}
-{{ ('python="' ~ asked.python ~ '"') | noted("the container's" if asked.container else "where all nodes see it") }}
+{{ ("python=" ~ asked.python | place) | noted("the container's" if asked.container else "where all nodes see it") }}
 {% block start %}
 {% endblock %}
 
 # What the job keeps: in a folder that all nodes see (/tmp is one node's own), the same after a restart.
-folder={{ scratch }}/{{ job_name }}{{ "-" ~ task if asked.array else "" }}
+folder={{ (scratch ~ "/" ~ job_name ~ ("-" ~ task if asked.array else "")) | place }}
 checkpoints=$folder/checkpoints
 {% if asked.array %}
 task={{ task }}

@@ -128,6 +128,28 @@ def test_logs_print_the_output_from_another_folder_too(capsys, tmp_path, monkeyp
     assert capsys.readouterr().out == "epoch 1\n"
 
 
+def test_logs_of_a_job_whose_folder_has_the_letters_of_a_pattern(capsys, tmp_path, monkeypatch):
+    folder = tmp_path / "seed[1]*"
+    folder.mkdir()
+    (folder / "train.py").write_text("")
+    monkeypatch.chdir(folder)
+    submit()
+    capsys.readouterr()
+    assert job.main(["logs"]) == 1
+    assert f"there is no {folder}/train-4711.out yet" in capsys.readouterr().err
+    (folder / "train-4711.out").write_text("epoch 1\n")
+    assert job.main(["logs"]) == 0
+    assert capsys.readouterr().out == "epoch 1\n"
+
+
+def test_output_that_is_read_in_the_middle_of_a_letter_is_printed_as_it_is(capsysbinary, tmp_path):
+    text, read = "précis\n".encode(), dict[str, int]()
+    for end in range(1, len(text) + 1):
+        (tmp_path / "out").write_bytes(text[:end])
+        job_control._print_new(str(tmp_path / "out"), read)
+    assert capsysbinary.readouterr().out == text
+
+
 def test_logs_of_an_array_name_the_tasks(capsys, tmp_path):
     submit("--array", "0-1")
     capsys.readouterr()

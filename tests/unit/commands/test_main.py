@@ -183,7 +183,7 @@ def test_how_many_ranks_as_other_launchers_take_it(words):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--hosts", "node1:1"], "the hosts take 1 ranks (node1:1), and -n asks for 2"),
+        (["--hosts", "node1:1"], "the hosts take 1 rank (node1:1), and -n asks for 2"),
         (["--hostfile", "missing"], "--hostfile missing: "),
         (["-x", "NO_SUCH_VARIABLE"], "-x NO_SUCH_VARIABLE: there is no such variable here"),
         (["--launcher-args", "--output tag"], "--output has no effect here; use --tag or --log-dir DIR"),
@@ -246,3 +246,14 @@ def test_a_working_folder_that_is_gone_is_told_in_a_line(name, tmp_path, monkeyp
     (tmp_path / "gone").rmdir()
     assert main([name, "-n", "2", "train.py"]) == 1
     assert capsys.readouterr().err == f"mpidist {name}: the working folder is gone; cd into one that is there\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_without_its_output_does_what_it_is_to_do(closed, tmp_path):
+    """As a daemon starts it; a file that it opens is not taken for its output."""
+    (tmp_path / "train.py").touch()
+    words = [sys.executable, "-m", "mpidist", "job", "pbs", "-o", "job.sh", "train.py"]
+    line = f"{shlex.join(words)} {closed}"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert (tmp_path / "job.sh").read_text().endswith('exit "$status"\n')

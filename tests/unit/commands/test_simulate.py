@@ -107,6 +107,7 @@ def test_the_networks_are_listed_with_their_sources(capsys):
         (["--nodes", "2000000"], "are more than the"),
         (["--bytes", "many"], "a size such as"),
         (["--jitter", "-1"], "from 0 to 10"),
+        (["--seed", "-1", "--jitter", "0.1"], "'-1': expected a whole number, 0 or more"),
         (["--hosts", "a:none"], "number of ranks"),
         (["--hosts", "n[3-1]"], "runs backwards"),
         (["--hosts", "n[1"], "cannot read"),

@@ -10,7 +10,7 @@ import pytest
 
 from mpidist.jobs.request import Request
 from mpidist.jobs.schedulers import SCHEDULERS
-from mpidist.jobs.script import fill_in, word
+from mpidist.jobs.script import fill_in, place, word
 from tests.helpers.jobscripts import FOLDER, printed, scripts, words_of
 from tests.helpers.pages import ROOT
 
@@ -120,6 +120,29 @@ def test_mpich_gets_no_variables_of_open_mpi(slurm):
 )
 def test_arguments_are_words_of_bash(text, expected):
     assert word(text) == expected
+
+
+@pytest.mark.parametrize("path", ["~/my folder", "$HOME/my folder", "${SCRATCH:-$HOME/my folder}"])
+def test_paths_are_single_words_in_which_bash_replaces_variables_and_the_home_folder(path):
+    done = subprocess.run(
+        ["bash", "-c", f"set -u; place={place(path)}; echo $place"],
+        env={"HOME": "/home of/me", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("/home of/me/my folder\n", "")
+
+
+def test_the_home_folder_of_another_is_left_to_bash():
+    assert [place("~bob/a b"), place("~a;b/c"), place("~")] == ['~bob/"a b"', '"~a;b/c"', '"~"']
+
+
+def test_paths_with_blanks_and_in_the_home_folder_are_the_ones_of_the_job(slurm):
+    lines = slurm(scratch="/my scratch;x", python="~/venv/bin/python", apptainer="~/image.sif")
+    assert 'folder="/my scratch;x/$SLURM_JOB_NAME"' in lines
+    assert 'python=~/"venv/bin/python"' in "\n".join(lines)
+    assert '~/"image.sif"' in srun(lines)
 
 
 def test_a_missing_jinja2_is_said_with_its_cure(slurm, monkeypatch):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+
 import pytest
 
-from mpidist.commands.launch.destinations import LogFiles
+from mpidist.commands.launch.destinations import LogFiles, Terminal
 from mpidist.errors import LaunchError
 
 
@@ -45,3 +49,25 @@ def test_what_cannot_be_written_is_shown(tmp_path):
     logs.close()
     ((descriptor, data),) = logs.shown
     assert descriptor == 1 and b"No space left" in data and data.endswith(b"\na line\n")
+
+
+def test_output_that_does_not_wait_gets_all_of_it_nevertheless():
+    """More than a pipe holds, into one that says at once when it is full, as those of Node.js do."""
+    source, target = os.pipe()
+    os.set_blocking(target, False)
+    data, read = b"x" * (1 << 20), []
+
+    def reader():
+        time.sleep(0.05)
+        while piece := os.read(source, 1 << 16):
+            read.append(piece)
+
+    other = threading.Thread(target=reader)
+    other.start()
+    try:
+        Terminal().show(target, data)
+    finally:
+        os.close(target)
+        other.join()
+        os.close(source)
+    assert b"".join(read) == data

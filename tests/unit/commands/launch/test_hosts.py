@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpidist.commands import run
 from mpidist.commands.launch.hosts import begin_here, parse_hosts, ranks_by_host, read_hosts
 from mpidist.errors import LaunchError
 
@@ -24,6 +26,14 @@ node1
 def test_a_file_of_either_form(tmp_path):
     (tmp_path / "hosts").write_text(FILE)
     assert read_hosts(str(tmp_path / "hosts"), 9) == {"node1": 5, "node2": 3, "node3": 1}
+
+
+def test_the_page_of_help_has_the_forms_of_a_file(tmp_path):
+    forms = re.search(r"a line a host: (\S+), or (\S+ \S+)", " ".join(run.parser().format_help().split()))
+    assert forms is not None
+    for form in forms.groups():
+        (tmp_path / "hosts").write_text(form)
+        assert read_hosts(str(tmp_path / "hosts"), 4) == {"node1": 4}
 
 
 @pytest.mark.parametrize(

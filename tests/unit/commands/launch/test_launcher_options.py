@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
-from mpidist.commands.launch.launcher_options import check_launcher_args, parse_variables, words_of
+from mpidist.commands.launch.launcher_options import parse_launcher_args, parse_variables, words_of
 from mpidist.errors import LaunchError
 
 
@@ -22,18 +24,22 @@ from mpidist.errors import LaunchError
 )
 def test_what_mpidist_run_does_itself_is_refused(arguments, instead):
     with pytest.raises(LaunchError, match=f"has no effect here; use {instead} of mpidist run instead"):
-        check_launcher_args(arguments)
+        parse_launcher_args(shlex.join(arguments))
 
 
 def test_a_second_program_is_refused():
     with pytest.raises(LaunchError, match="second program"):
-        check_launcher_args(["--bind-to", "none", ":", "--host", "node2"])
+        parse_launcher_args("--bind-to none : --host node2")
+
+
+def test_words_that_no_shell_would_read_are_refused_by_the_name_of_the_option():
+    with pytest.raises(LaunchError, match="--launcher-args '--mca x \"y': No closing quotation; expected"):
+        parse_launcher_args('--mca x "y')
 
 
 def test_all_else_is_the_users_to_know():
-    check_launcher_args(
-        ["--host", "n1:4,n2:4", "--mca", "btl", "^vader", "-x", "NAME=output", "--map-by", "core", "np"]
-    )
+    text = "--host n1:4,n2:4 --mca btl '^vader' -x 'NAME=out put' --map-by core np"
+    assert parse_launcher_args(text)[3:7] == ["btl", "^vader", "-x", "NAME=out put"]
 
 
 def test_variables_with_and_without_a_value():

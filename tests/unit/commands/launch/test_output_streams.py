@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 
 import pytest
 
+from mpidist.commands.launch import output_streams
 from mpidist.commands.launch.destinations import Terminal
 from mpidist.commands.launch.launcher_options import WORDS
 from mpidist.commands.launch.output_streams import STDERR, STDOUT, OutputStreams
@@ -63,6 +65,13 @@ def test_a_rank_on_another_machine_that_sees_the_folder_leaves_its_pipes_alone(s
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, timeout=20)
     streams.close()
     assert (done.returncode, done.stderr, streams.lines) == (0, b"from 1\n", [])
+
+
+def test_a_word_at_which_launchers_begin_another_program_is_one_of_the_programs(streams):
+    command = streams.command(["printf", "<%s>", "a", ":", "b c", "", "it's $x"])
+    assert ":" not in command
+    done = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, timeout=20)
+    assert done.stdout == b"<a><:><b c><><it's $x>"
 
 
 def test_a_rank_on_this_machine_notes_its_process_and_one_on_another_does_not(streams):
@@ -204,3 +213,22 @@ def test_what_a_rank_on_another_machine_prints_is_no_error_of_it(made):
     os.close(read)
     assert streams.lines == []
     assert streams.shown == [(STDOUT, b"Traceback (most recent call last):\n")]
+
+
+@pytest.mark.parametrize("descriptor", [STDOUT, STDERR])
+def test_a_long_line_is_not_copied_again_for_every_piece_of_it(streams, monkeypatch, descriptor):
+    """Sixty thousand pieces of 64 bytes: were the line copied each time, 130 GB would be moved."""
+    monkeypatch.setattr(output_streams, "_READ_BYTES", 64)
+    piece, pieces = b"x" * (1 << 16), 64
+    pipe = os.open(os.path.join(streams.folder, f"0.{descriptor}"), os.O_WRONLY)
+    start = time.process_time()
+    for _ in range(pieces):
+        os.write(pipe, piece)
+        for _ in range(len(piece) // 64):
+            streams.pump(0)
+    os.write(pipe, b"\nend")
+    os.close(pipe)
+    streams.close()
+    assert b"".join(data for _, data in streams.shown) == piece * pieces + b"\nend"
+    assert streams.lines == ([(0, "x" * (len(piece) * pieces)), (0, "end")] if descriptor == STDERR else [])
+    assert time.process_time() - start < 10

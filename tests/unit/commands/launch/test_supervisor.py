@@ -172,3 +172,17 @@ def test_what_is_no_exit_is_noted_as_none(tmp_path):
     program = [sys.executable, str(script)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert supervisor.supervise([sys.executable, "-c", LAUNCHER, "5"], program, 2, environ, 30.0).status == 5
+
+
+def test_input_that_does_not_wait_is_passed_on_when_it_comes(tmp_path, monkeypatch):
+    """Node.js gives such a pipe; a read before there is something is no end of it."""
+    source, target = os.pipe()
+    os.set_blocking(source, False)
+    monkeypatch.setattr(supervisor, "_STDIN", source)
+    supervisor._start_input(str(tmp_path / "0.0"))
+    with open(tmp_path / "0.0", "rb") as rank_0:
+        time.sleep(0.05)
+        os.write(target, b"yes\n")
+        os.close(target)
+        assert rank_0.read() == b"yes\n"
+    os.close(source)
