@@ -99,37 +99,51 @@ def test_a_loss_that_is_given_to_a_metric(kind):
     assert_histories(expected, found)
 
 
-class Errors(keras.Model):
-    """Gives a sum over rows to a Sum: one number, or those of the rows."""
+class OwnSum(keras.metrics.Sum):
+    def update_state(self, values, sample_weight=None):
+        super().update_state(values, sample_weight)
 
-    def __init__(self, *args, make_number, **kwargs):
+
+class Counted(Adding):
+    def update_state(self, number):
+        self.total.assign_add(ops.sum(number))
+        self.count.assign_add(1)
+
+
+class Errors(keras.Model):
+    """Gives a sum over rows to a metric: one number, or those of the rows."""
+
+    def __init__(self, *args, make_number, make_metric, **kwargs):
         super().__init__(*args, **kwargs)
-        self.errors, self.make_number = keras.metrics.Sum(name="errors"), make_number
+        self.errors, self.make_number = make_metric(), make_number
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         self.errors.update_state(self.make_number(ops.abs(y - y_pred)))
         return super().compute_loss(x, y, y_pred, sample_weight, training)
 
 
-def errors(make_number):
+def errors(make_number, make_metric):
     def make():
         inputs = keras.Input((3,))
-        return Errors(inputs, keras.layers.Dense(1)(inputs), make_number=make_number)
+        outputs = keras.layers.Dense(1)(inputs)
+        return Errors(inputs, outputs, make_number=make_number, make_metric=make_metric)
 
     return make
 
 
-def test_a_sum_of_the_values_of_rows():
-    (_, expected), (_, found) = pair(errors(lambda values: values), compiled(metrics=[]))(
+@pytest.mark.parametrize("metric", [keras.metrics.Sum, OwnSum, Counted])
+def test_a_sum_of_the_values_of_rows(metric):
+    (_, expected), (_, found) = pair(errors(lambda values: values, metric), compiled(metrics=[]))(
         lambda model: model.fit(X, Y, batch_size=20, epochs=2, verbose=0, shuffle=False)
     )
     assert_histories(expected, found)
 
 
 @pytest.mark.parametrize("make_number", [ops.sum, ops.mean])
-def test_a_sum_of_one_number(make_number):
-    model = distributed(errors(make_number), compiled(metrics=[]))
-    with pytest.raises(NotImplementedError, match=r"'errors', a Sum, is given one number.*Give it the values of rows"):
+@pytest.mark.parametrize("metric", [keras.metrics.Sum, OwnSum, Counted])
+def test_a_sum_of_one_number(make_number, metric):
+    model = distributed(errors(make_number, metric), compiled(metrics=[]))
+    with pytest.raises(NotImplementedError, match=rf"a {metric.__name__}, is given one number.*Give it the values of"):
         model.fit(X, Y, batch_size=20, verbose=0)
 
 

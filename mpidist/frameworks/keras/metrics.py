@@ -164,16 +164,23 @@ def _weighing(metric: Any, replica: ModelReplica) -> Callable[..., None]:
 
 def _of_values(metric: Any) -> Callable[..., None]:
     def update_state(values: Any, sample_weight: Any = None) -> None:
-        if sample_weight is None and keras.ops.ndim(values) == 0:
-            raise NotImplementedError(
-                f"the metric {metric.name!r}, a Sum, is given one number, of which is not known whether it is a sum or "
-                "a mean over the rows of a batch, and a replica is given a part of them. Give it the values of rows, "
-                "as update_state(values) in place of update_state(keras.ops.sum(values)), or give a mean, such as a "
-                "loss, to a keras.metrics.Mean"
-            )
+        if sample_weight is None:
+            _require_rows(metric, (values,))
         type(metric).update_state(metric, values, sample_weight)
 
     return update_state
+
+
+def _require_rows(metric: Any, given: Any) -> None:
+    """Raise NotImplementedError if a metric is given numbers, and nothing that has rows.  Local."""
+    tensors = [leaf for leaf in keras.tree.flatten(given) if keras.ops.is_tensor(leaf)]
+    if tensors and not any(map(keras.ops.ndim, tensors)):
+        raise NotImplementedError(
+            f"the metric {metric.name!r}, a {type(metric).__name__}, is given one number, of which is not known "
+            "whether it is a sum or a mean over the rows of a batch, and a replica is given a part of them. Give it "
+            "the values of rows, as update_state(values) in place of update_state(keras.ops.sum(values)), or give a "
+            "mean, such as a loss, to a keras.metrics.Mean"
+        )
 
 
 def functions_of_rows(metrics: Iterable[Any]) -> list[tuple[Any, str, Any]]:
@@ -221,6 +228,8 @@ def _watching(metric: Any, odd: dict[str, Any], replica: ModelReplica | None) ->
         watching = vars(metric).pop("update_state")
         try:
             rows = replica.share.given_rows if replica is not None and replica.share is not None else None
+            if rows is not None and not isinstance(metric, keras.metrics.Mean):  # a number counts by rows in a mean
+                _require_rows(metric, (args, kwargs))
             trials = trials_of(metric, args, kwargs, rows)
             is_tried = trials is None or trials.is_due()
             if trials is not None and trials.are_all_sums and not is_tried:
