@@ -208,8 +208,20 @@ class Rule(abc.ABC):
         var_list : iterable of Variable
         var_names : iterable of str
             Regular expressions that are searched for in the variables' names; of shards, in that of the whole too.
+
+        Raises
+        ------
+        TypeError
+            The list has something else than variables, or the names are one text.
         """
-        self._without_decay += [*var_list, *(re.compile(name) for name in var_names)]
+        variables = list(var_list)
+        for each in variables:
+            if not isinstance(each, DistributedVariable):
+                raise TypeError(
+                    f"var_list takes a list of variables of mpidist, one of them is a {type(each).__name__}; names go "
+                    "into var_names"
+                )
+        self._without_decay += [*variables, *patterns(var_names, "var_names")]
 
     def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
         """Return what this step does to one variable.  Local."""
@@ -283,6 +295,13 @@ class Rule(abc.ABC):
                 wide[...] = p
                 p = wide
             yield p, g, s, short, store
+
+
+def patterns(names: Iterable[str], parameter: str) -> list[re.Pattern[str]]:
+    """Return regular expressions; TypeError for one text, of which each letter would be an expression.  Local."""
+    if isinstance(names, str):
+        raise TypeError(f"{parameter} takes a list of regular expressions, got the text {names!r}; give [{names!r}]")
+    return [re.compile(name) for name in names]
 
 
 def is_found(pattern: re.Pattern[str], variable: Any) -> bool:
