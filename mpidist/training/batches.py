@@ -142,7 +142,7 @@ class Batches:
 
     def _next(self, may_begin: bool) -> Any:
         """Return the next batch; begins a new iteration where the last one, or a restored position, is at its end."""
-        if self._running is None:
+        if self._running is None or getattr(self._running, "is_left", False):
             self._running = iter(self.data)
         batch = next(self._running, _NONE)
         if batch is _NONE:

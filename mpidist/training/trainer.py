@@ -7,6 +7,7 @@ epoch or of an evaluation.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -379,7 +380,9 @@ class Trainer:
         called.call("on_train_begin", {})
         while position.epoch < epochs:
             epoch = position.epoch
+            step = position.step
             called.call("on_epoch_begin", epoch, {})
+            self._require_place(epoch, step)
             self._require_same_settings(
                 epoch=epoch, epochs=epochs, steps=data.steps_per_epoch, validation_freq=validation_freq
             )
@@ -406,7 +409,7 @@ class Trainer:
         begin_hooks, end_hooks = called.hooks("on_train_batch_begin"), called.hooks("on_train_batch_end")
         run, train_on = self.strategy.run, self._train_on
         self._step.own_time.begin()
-        first = position.step
+        epoch, first = position.epoch, position.step
         for step, batch in enumerate(data.epoch(first), first):
             for hook in begin_hooks:
                 hook(step, {})
@@ -416,6 +419,7 @@ class Trainer:
                 logs = {"loss": position.mean_loss}
                 for hook in end_hooks:
                     hook(step, logs)
+                self._require_place(epoch, step + 1)
             if totals.votes or self._stop_now:
                 self.stop_training = True
                 return False
@@ -426,6 +430,15 @@ class Trainer:
                 "data set, or the number of steps of an epoch"
             )
         return True
+
+    def _require_place(self, epoch: int, step: int) -> None:
+        """Raise RuntimeError if a callback has restored another place of the training than the present one."""
+        if (self._position.epoch, self._position.step) != (epoch, step):
+            raise RuntimeError(
+                f"a callback has restored a checkpoint of step {self._position.step} of epoch {self._position.epoch} "
+                f"before step {step} of epoch {epoch}, where the data cannot go back; restore it in `on_epoch_end`, or "
+                "restore variables and optimizer alone"
+            )
 
     def _train_on(self, batch: Any, share: Share | None) -> Any:
         """Make a step with this replica's part of a batch; runs in the replica."""
@@ -447,7 +460,7 @@ class Trainer:
     def _one_walk(
         self, data: Any, steps: int | None, callbacks: Sequence[Callback], verbose: int | str
     ) -> tuple[Batches, CallbackList]:
-        batches = Batches(data, steps)
+        batches = Batches(self._beside_training(data), steps)
         self.strategy.run(self._model.read_variables)
         return batches, CallbackList(_with_bar(callbacks, verbose), self, {"epochs": 1, "steps": batches.steps})
 
@@ -470,7 +483,11 @@ class Trainer:
                 )
         elif batch_size is None:
             batch_size = train_batch_size
-        return Batches(feeding.distributed(self.strategy, x, y, weights, batch_size), steps)
+        return Batches(self._beside_training(feeding.distributed(self.strategy, x, y, weights, batch_size)), steps)
+
+    def _beside_training(self, data: Any) -> Any:
+        """Return data to be walked through: those of the training with a position of their own, which stays as it is."""
+        return copy.copy(data) if data is self._data and isinstance(data, DistributedDataset) else data
 
     def _evaluate(self, data: Batches, called: CallbackList) -> Logs:
         """Return loss and metrics over all rows.  Collective."""
@@ -550,10 +567,11 @@ def _begin_with_epoch(data: Any, epoch: int, steps_per_epoch: int | None) -> Non
         data.begin(epoch)
         return
     try:
-        passes, step = divmod(epoch * steps_per_epoch, len(data))
+        epochs = -(-len(data) // steps_per_epoch)  # of one pass: the last one ends with the data
     except TypeError:  # it repeats forever
-        passes, step = 0, epoch * steps_per_epoch
-    data.begin(passes, step)
+        epochs = epoch + 1
+    passes, epoch = divmod(epoch, max(epochs, 1))
+    data.begin(passes, epoch * steps_per_epoch)
 
 
 def _facts_of(optimizer: Optimizer, metrics: Sequence[Metric], arguments: Mapping[str, Any]) -> Facts:

@@ -141,10 +141,12 @@ class EarlyStopping(Monitoring):
         """Take over a state.  Local."""
         self.check(state)
         super().restore(state)
-        if not self.restore_best_weights or self.best == self.monitor.worst:
+        if not self.restore_best_weights:
             return
-        if _NAMES in state:
+        if _NAMES in state:  # also where none was better than the first, whose loss was no number
             self._best_copies, self._are_saved = [state[_key(number)] for number in range(len(state[_NAMES]))], True
+            return
+        if self.best == self.monitor.worst:
             return
         warnings.warn(
             f"the checkpoint does not have the variables of epoch {self.best_epoch}, the best so far; EarlyStopping "

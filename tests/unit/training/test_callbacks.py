@@ -635,6 +635,18 @@ def test_the_best_variables_are_restored_on_another_number_of_ranks(tmp_path):
     assert run_ranks(1, stopped, tmp_path, losses, [5]) == [(-2.0, 8.0, 1, 3)]
 
 
+@pytest.mark.parametrize("ends", [[4], [2, 4]])
+def test_a_resumed_training_goes_back_to_the_first_variables_where_no_loss_was_a_number(tmp_path, ends):
+    def on_rank():
+        for end in ends:
+            script = Scripted([math.nan] * 4)
+            stopping = callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)
+            script.fit(stopping, callbacks.ModelCheckpoint(tmp_path, resume=True), epochs=end)
+        return float(script.variable.value[0]), stopping.best_epoch
+
+    assert on_two_ranks(on_rank) == (-1.0, 0)  # of the first epoch, as Keras does
+
+
 def test_a_checkpoint_without_the_best_variables_is_warned_of(tmp_path):
     losses = [1.0, 2.0, 3.0, 4.0]
     run_ranks(1, stopped, tmp_path, losses, [2], False)
