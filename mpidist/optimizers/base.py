@@ -155,7 +155,7 @@ class Optimizer(Rule):
     def exclude_from_weight_decay(
         self, var_list: Iterable[DistributedVariable] = (), var_names: Iterable[str] = ()
     ) -> None:
-        """Leave variables out of the weight decay; arguments and errors as for `Rule.exclude_from_weight_decay`.  Local.
+        """Leave variables out of the weight decay.  Local; as for `Rule.exclude_from_weight_decay`, also in errors.
 
         RuntimeError where servers have the optimizer already, which go by the settings that they got.
         """

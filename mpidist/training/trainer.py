@@ -199,7 +199,9 @@ class Trainer:
         ------
         TypeError, ValueError
             A function returned something else than it should; names the rank.  Or `x` is a list of arrays of one
-            dimension and one length without `y`: they may be rows or batches.
+            dimension and one length without `y`: they may be rows or batches.  Or validation data have no end.
+        RuntimeError
+            A callback has restored a checkpoint of another step elsewhere than in `on_epoch_end`.
         CollectiveMismatchError
             On all ranks: their data, functions, metrics or optimizers differ, such as in the learning rate.
         """
@@ -259,8 +261,8 @@ class Trainer:
         Raises
         ------
         ValueError
-            On all ranks: the data have no rows, of which no loss could be told; or, as for `fit`, they may be rows or
-            batches.
+            On all ranks: the data have no rows, of which no loss could be told, or no end, and there are no `steps`;
+            or, as for `fit`, they may be rows or batches.
         """
         data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size)
         logs = self._evaluate(*self._one_walk(data, steps, callbacks, verbose))
@@ -301,7 +303,8 @@ class Trainer:
         Raises
         ------
         ValueError
-            There is no `predict_fn`, there are no rows, or it did not return one prediction for each row.
+            There is no `predict_fn`, there are no rows, or no end of them, or it did not return one prediction for
+            each row.
         """
         inputs = (x,) if isinstance(x, list) and feeding.are_arrays((x,)) else x
         data = feeding.distributed(self.strategy, inputs, batch_size=batch_size)
@@ -460,7 +463,7 @@ class Trainer:
     def _one_walk(
         self, data: Any, steps: int | None, callbacks: Sequence[Callback], verbose: int | str
     ) -> tuple[Batches, CallbackList]:
-        batches = Batches(self._beside_training(data), steps)
+        batches = Batches.of_evaluation(self._beside_training(data), steps)
         self.strategy.run(self._model.read_variables)
         return batches, CallbackList(_with_bar(callbacks, verbose), self, {"epochs": 1, "steps": batches.steps})
 
@@ -483,10 +486,11 @@ class Trainer:
                 )
         elif batch_size is None:
             batch_size = train_batch_size
-        return Batches(self._beside_training(feeding.distributed(self.strategy, x, y, weights, batch_size)), steps)
+        found = feeding.distributed(self.strategy, x, y, weights, batch_size)
+        return Batches.of_evaluation(self._beside_training(found), steps)
 
     def _beside_training(self, data: Any) -> Any:
-        """Return data to be walked through: those of the training with a position of their own, which stays as it is."""
+        """Return data to be walked through; those of the training as a copy, so that their position stays as it is."""
         return copy.copy(data) if data is self._data and isinstance(data, DistributedDataset) else data
 
     def _evaluate(self, data: Batches, called: CallbackList) -> Logs:

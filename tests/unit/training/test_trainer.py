@@ -463,6 +463,18 @@ def test_an_evaluation_of_the_training_data_leaves_them_where_they_are(tmp_path,
     assert alone(on_rank, tmp_path / "parts", stop) + alone(on_rank, tmp_path / "parts") == whole
 
 
+@pytest.mark.parametrize("method", ["evaluate", "predict", "fit"])
+def test_an_evaluation_that_would_not_end_is_refused(method):
+    def on_rank():
+        x, y = net.rows(4)
+        data = mpidist.data.Dataset.from_arrays((x, y)).batch(2).repeat()
+        given = ((x, y), {"validation_data": data}) if method == "fit" else ((data,), {})
+        getattr(net.trainer(), method)(*given[0], verbose=0, **given[1])
+
+    with pytest.raises(ValueError, match="the data set repeats forever; give validation_steps, or steps"):
+        alone(on_rank)
+
+
 # -- ends that ranks vote for -----------------------------------------------------------------------------------------
 
 
