@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay
-from mpidist.optimizers.rule import Step, checked_momentum, is_found, patterns
+from mpidist.optimizers.rule import Step, checked_momentum, checked_rate, is_found, patterns
 from mpidist.variables import sums_over_parts
 
 if TYPE_CHECKING:
@@ -179,8 +179,8 @@ class LAMB(LayerwiseOptimizer):
         exclude_from_layer_adaptation: Iterable[str] = (),
         **options: Unpack[OptionsButDecay],
     ) -> None:
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
+        self.beta_1 = checked_rate("beta_1", beta_1)
+        self.beta_2 = checked_rate("beta_2", beta_2)
         self.epsilon = epsilon
         super().__init__(learning_rate, exclude_from_layer_adaptation, weight_decay=weight_decay, **options)
 

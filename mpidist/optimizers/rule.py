@@ -322,6 +322,13 @@ def checked_momentum(momentum: float) -> float:
     return momentum
 
 
+def checked_rate(name: str, rate: float) -> float:
+    """Return the rate of a running mean; ValueError unless it is 0 or more, and less than 1.  Local."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"{name} must be 0 or more and less than 1, got {rate}")
+    return rate
+
+
 def _changed(gradient: Any, buffer: Any, factor: float, limit: float | None) -> Any:
     """Return the gradient in the buffer, multiplied by a factor, then cut off at a limit."""
     buffer[...] = gradient

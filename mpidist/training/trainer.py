@@ -205,6 +205,8 @@ class Trainer:
         CollectiveMismatchError
             On all ranks: their data, functions, metrics or optimizers differ, such as in the learning rate.
         """
+        if not isinstance(validation_freq, (int, numpy.integer)) or validation_freq < 1:
+            raise ValueError(f"validation_freq must be a whole number of epochs, 1 or more, got {validation_freq}")
         seeds = seed if shuffle else None
         self._data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size, seeds)
         if self._data is not x:  # one that was given has a position of its own
@@ -359,6 +361,15 @@ class Trainer:
         """Return the number that each rank gave, in rank order.  Collective: every rank calls it in the same order."""
         return self.strategy.gather(numpy.array([value], "float64"), axis=0).tolist()
 
+    def require_same_settings(self, **arguments: Any) -> None:
+        """Raise CollectiveMismatchError on all ranks unless all have the same optimizer, metrics and arguments.
+
+        Collective: every rank calls it in the same order.
+        """
+        agreement = self.strategy.extended._agreement()
+        if agreement.needed:
+            agreement.compare("fit", _facts_of(self.optimizer, self.metrics, arguments), _ADVICE)
+
     def checkpoint_objects(self) -> dict[str, Any]:
         """Return the parts of a checkpoint of this training by name, as arguments of `Checkpoint`.  Local.
 
@@ -386,7 +397,7 @@ class Trainer:
             step = position.step
             called.call("on_epoch_begin", epoch, {})
             self._require_place(epoch, step)
-            self._require_same_settings(
+            self.require_same_settings(
                 epoch=epoch, epochs=epochs, steps=data.steps_per_epoch, validation_freq=validation_freq
             )
             is_whole = self._train_epoch(data, called)
@@ -398,7 +409,7 @@ class Trainer:
             if is_whole:  # else a checkpoint that is saved now goes on in the middle of this epoch, as the data do
                 position.begin_epoch(epoch + 1)
             called.call("on_epoch_end", epoch, logs)
-            self._require_same_settings(epoch=epoch)
+            self.require_same_settings(epoch=epoch)
             if any_rank(self.strategy, self.stop_training):
                 break
         called.call("on_train_end", logs)
@@ -451,12 +462,6 @@ class Trainer:
         if evaluation is not None:
             self.rows_trained += count([self._loss, *self.metrics], batch, evaluation)
         return totals
-
-    def _require_same_settings(self, **arguments: Any) -> None:
-        """Raise CollectiveMismatchError on all ranks unless all have the same optimizer, metrics and arguments."""
-        agreement = self.strategy.extended._agreement()
-        if agreement.needed:
-            agreement.compare("fit", _facts_of(self.optimizer, self.metrics, arguments), _ADVICE)
 
     # -- walks through data -------------------------------------------------------------------------------------------
 

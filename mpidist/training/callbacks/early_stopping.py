@@ -26,7 +26,8 @@ _NAMES = "best_variables_of"
 class EarlyStopping(Monitoring):
     """End a training when a log does not get better any more.  All ranks see the same logs.
 
-    Methods are Local unless they say otherwise; with parameter servers, collective among the ranks of a worker.
+    Methods are Local unless they say otherwise; with parameter servers, collective among the ranks of a worker.  With
+    `restore_best_weights` the end of a training is Collective: CollectiveMismatchError where ranks have other logs.
 
     Parameters
     ----------
@@ -103,6 +104,9 @@ class EarlyStopping(Monitoring):
             _log.info("EarlyStopping: ended after epoch %d; the best was epoch %d", self.stopped_epoch, self.best_epoch)
         if self.restore_best_weights:
             if self.trainer.variables[0].is_here:
+                # ranks with other logs, such as one that the chief alone has, would go back to other variables
+                epoch = None if self._best_copies is None else self.best_epoch
+                self.trainer.require_same_settings(**{"best epoch": epoch})
                 self._put_back()
             else:
                 workers.of_job().by_first_worker(self._put_back)  # when the others have made their last steps

@@ -303,6 +303,9 @@ def test_other_wrong_arguments_are_refused():
         optimizers.Ftrl(0.1, 0.5)
     with pytest.raises(ValueError, match=r"l1_regularization_strength must be 0 or more, got -1"):
         optimizers.Ftrl(0.1, l1_regularization_strength=-1)
+    for make, name in [(optimizers.Adam, "beta_1"), (optimizers.LAMB, "beta_2"), (optimizers.RMSprop, "rho")]:
+        with pytest.raises(ValueError, match=f"{name} must be 0 or more and less than 1, got 1"):
+            make(0.1, **{name: 1.0})
     with pytest.raises(TypeError, match="weight_decy"):
         optimizers.Adam(0.1, weight_decy=0.1)
 

@@ -19,7 +19,7 @@ import pytest
 
 import mpidist
 from mpidist.collectives.reductions import update
-from mpidist.errors import MissingDependencyError
+from mpidist.errors import CollectiveMismatchError, MissingDependencyError
 from mpidist.testing import run_ranks
 from mpidist.training import callbacks
 from mpidist.training.callbacks import Callback, LambdaCallback, progress_bar
@@ -645,6 +645,22 @@ def test_a_resumed_training_goes_back_to_the_first_variables_where_no_loss_was_a
         return float(script.variable.value[0]), stopping.best_epoch
 
     assert on_two_ranks(on_rank) == (-1.0, 0)  # of the first epoch, as Keras does
+
+
+def test_ranks_with_other_logs_do_not_go_back_to_other_variables():
+    def on_rank():
+        script = Scripted([1.0] * 4)
+
+        def add(epoch, logs):
+            if script.trainer.is_chief:
+                logs["val_auc"] = [0.5, 0.9, 0.8, 0.7][epoch]
+
+        stopping = callbacks.EarlyStopping("val_auc", patience=9, restore_best_weights=True)
+        with pytest.raises(CollectiveMismatchError, match="best epoch: None on rank 1, 1 on rank 0"):
+            script.fit(LambdaCallback(on_epoch_end=add), stopping)
+
+    with pytest.warns(UserWarning, match="EarlyStopping monitors 'val_auc', which the logs do not have"):
+        run_ranks(2, on_rank)
 
 
 def test_a_checkpoint_without_the_best_variables_is_warned_of(tmp_path):

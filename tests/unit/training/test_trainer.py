@@ -475,6 +475,12 @@ def test_an_evaluation_that_would_not_end_is_refused(method):
         alone(on_rank)
 
 
+@pytest.mark.parametrize("freq", [0, -1, [1, 2]])
+def test_epochs_between_validations_are_a_whole_number(freq):
+    with pytest.raises(ValueError, match="validation_freq must be a whole number of epochs, 1 or more, got "):
+        alone(lambda: net.trainer().fit(*net.rows(4), validation_data=net.rows(2), validation_freq=freq))
+
+
 # -- ends that ranks vote for -----------------------------------------------------------------------------------------
 
 
