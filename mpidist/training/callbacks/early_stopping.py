@@ -145,7 +145,7 @@ class EarlyStopping(Monitoring):
         """Take over a state.  Local."""
         self.check(state)
         super().restore(state)
-        if not self.restore_best_weights:
+        if not self.restore_best_weights or state.get("monitor", self._monitored) != self._monitored:
             return
         if _NAMES in state:  # also where none was better than the first, whose loss was no number
             self._best_copies, self._are_saved = [state[_key(number)] for number in range(len(state[_NAMES]))], True

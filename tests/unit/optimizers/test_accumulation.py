@@ -78,9 +78,7 @@ def test_other_variables_in_the_middle_are_refused():
 
 @pytest.mark.parametrize("count", [0, -2, 2.5])
 def test_less_than_one_is_refused(count):
-    with pytest.raises(
-        ValueError, match=f"_steps must be a whole number of 1 or more, got {count}"
-    ):
+    with pytest.raises(ValueError, match=f"_steps must be a whole number of 1 or more, got {count}"):
         optimizers.SGD(1.0, gradient_accumulation_steps=count)
 
 

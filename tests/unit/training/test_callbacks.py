@@ -595,6 +595,48 @@ def test_what_callbacks_remember_is_restored(tmp_path):
     assert len(on_two_ranks(on_rank, losses, 5)["loss"]) == 1
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda monitor, mode: callbacks.EarlyStopping(monitor, patience=1, restore_best_weights=True, mode=mode),
+        lambda monitor, mode: callbacks.ReduceLROnPlateau(monitor, patience=1, mode=mode),
+    ],
+)
+@pytest.mark.parametrize("other", [("score", "max"), ("loss", "max")])
+def test_what_was_remembered_of_another_log_is_not_taken_over(tmp_path, make, other):
+    def on_rank(monitor, mode, epochs):
+        script = Scripted([0.5, 0.5, 0.5])
+        score = LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(score=0.25 * epoch))
+        used = make(monitor, mode)
+        script.fit(score, used, callbacks.ModelCheckpoint(tmp_path, resume=True), epochs=epochs)
+        return used.best
+
+    (best,) = run_ranks(1, on_rank, "loss", "min", 1)
+    assert best == 0.5
+    with pytest.warns(RuntimeWarning, match=f"of 'loss', which is to fall; it begins anew with '{other[0]}'"):
+        (best,) = run_ranks(1, on_rank, *other, 2)
+    assert best == (0.25 if other[0] == "score" else 0.5)
+
+
+def test_the_best_of_a_growing_log_is_saved_where_earlier_ones_were_not_compared(tmp_path):
+    def on_rank(epochs, best_only):
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            variable = mpidist.Variable(numpy.zeros(1))
+            metric = mpidist.metrics.Mean("hits")
+        metric.grows = True
+        trainer = mpidist.Trainer(
+            lambda w, x, y: ((1.0, x), numpy.ones(1)), variable, mpidist.optimizers.SGD(0.1), metrics=[metric]
+        )
+        saves = callbacks.ModelCheckpoint(tmp_path, "hits", save_best_only=best_only, resume=True)
+        trainer.fit(numpy.ones(2), numpy.ones(2), epochs=epochs, callbacks=[saves], verbose=0)
+        return [path.name for path in saves.manager.checkpoints]
+
+    run_ranks(1, on_rank, 1, False)
+    with pytest.warns(RuntimeWarning, match="remembered of 'hits', which is to fall; it begins anew with 'hits'"):
+        assert run_ranks(1, on_rank, 2, True) == [["checkpoint-1.h5", "checkpoint-2.h5"]]
+
+
 class Stopped(Scripted):
     """A trainer with a variable of each kind, that goes back to the best; its loss is as written for each epoch."""
 
