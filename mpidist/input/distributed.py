@@ -126,10 +126,9 @@ class DistributedDataset:
         self._place(self._feed.at_step(epoch, step))
 
     def _place(self, position: InputPosition) -> None:
-        """Let the next walk begin there, and those before have no say in the position any more."""
+        """Let the next walk begin there."""
         self._position = self._next_start = position
         self._walks += 1
-        self._latest = lambda: None
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Return ``reduce_func(state, part)`` over all parts of the next epoch, begun with `initial_state`.
