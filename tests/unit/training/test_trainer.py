@@ -762,6 +762,18 @@ def test_metrics_need_labels_and_predictions():
         alone(lambda: net.trainer(predict_fn=None).predict(net.rows(4)[0]))
 
 
+def test_predictions_of_several_shapes_are_refused():
+    def on_rank():
+        w, sgd = mpidist.Variable(numpy.zeros(1)), mpidist.optimizers.SGD(0.1)
+        trainer = mpidist.Trainer(
+            lambda w, x: (0.0, w), w, sgd, predict_fn=lambda w, x: numpy.zeros((len(x), int(x[0])))
+        )
+        trainer.predict(numpy.arange(1.0, 3.0), batch_size=1)
+
+    with pytest.raises(ValueError, match=r"rank 0: predict_fn returned .* shapes for a row: \[\(1,\), \(2,\)\]"):
+        alone(on_rank)
+
+
 def test_predictions_must_be_one_for_each_row():
     with pytest.raises(ValueError, match=r"rank [01]: predict_fn returned an array of shape \(1,\) for 2 rows"):
         run_ranks(2, lambda: net.trainer(predict_fn=lambda parameters, x: x[:1, 0]).predict(net.rows(4)[0]))
