@@ -149,10 +149,7 @@ def _require_once(variables: Sequence[Any]) -> None:
     met: set[int] = set()
     for variable in variables:
         if id(variable) in met:
-            raise ValueError(
-                f"variable {variable.name!r} comes twice among those that are updated together; add its gradients, and "
-                "give their sum"
-            )
+            raise ValueError(f"variable {variable.name!r} has two gradients in one step; add them, and give their sum")
         met.add(id(variable))
 
 

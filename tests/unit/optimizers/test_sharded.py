@@ -285,7 +285,7 @@ def test_a_variable_that_comes_twice_is_refused_in_words():
         strategy = mpidist.MultiWorkerMirroredStrategy()
         with strategy.scope():
             variable, optimizer = mpidist.Variable(numpy.zeros(600), name="w"), Adam(0.1)
-        with pytest.raises(ValueError, match="variable 'w' comes twice"):
+        with pytest.raises(ValueError, match="variable 'w' has two gradients"):
             strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(600), variable)] * 2))
         return variable.value.sum(), optimizer.iterations
 
