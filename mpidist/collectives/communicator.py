@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 
@@ -112,6 +112,13 @@ class Communicator:
         self._arrays = ArrayCollectives(self)
 
     # -- what an all-reduce is bound to -------------------------------------------------------------------------------
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "what belongs to a strategy, or to a world of ranks, cannot be pickled or copied: its ranks are those of "
+            "this job. Pickle the `value` of a variable; save variables, optimizers and metrics with "
+            "`mpidist.Checkpoint`"
+        )
 
     def _make_chooser(self, lanes: Lanes | None) -> Chooser:
         segments = self.segments

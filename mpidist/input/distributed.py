@@ -73,6 +73,7 @@ class DistributedDataset:
             self._ahead = max(self._ahead, options.experimental_per_replica_buffer_size)
             self._fetch_fn = fetch_fn
         self._position = self._next_start = InputPosition()
+        self._walks = 0  # of iterators that go on from one another, up to a restore
         self._latest: Callable[[], DistributedIterator | None] = lambda: None
 
     @property
@@ -113,7 +114,7 @@ class DistributedDataset:
             In the middle of an epoch, it is a position in another data set; says in what they differ.  Where ranks have
             rows of their own it is raised, on all ranks, when the first batch is asked for.
         """
-        self._position = self._next_start = self._feed.position(state)
+        self._place(self._feed.position(state))
 
     @property
     def global_batch_size(self) -> int | None:
@@ -122,7 +123,12 @@ class DistributedDataset:
 
     def begin(self, epoch: int, step: int = 0) -> None:
         """Let the next ``iter()`` begin with a batch by its number.  Local."""
-        self._position = self._next_start = self._feed.at_step(epoch, step)
+        self._place(self._feed.at_step(epoch, step))
+
+    def _place(self, position: InputPosition) -> None:
+        """Let the next walk begin there."""
+        self._position = self._next_start = position
+        self._walks += 1
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Return ``reduce_func(state, part)`` over all parts of the next epoch, begun with `initial_state`.
@@ -185,7 +191,7 @@ class DistributedIterator(Iterator[Any]):
     """
 
     def __init__(self, owner: DistributedDataset, position: InputPosition) -> None:
-        self._owner = owner
+        self._owner, self._walk = owner, owner._walks
         self.share: Share | None = None
         self._open(position)
 
@@ -216,6 +222,11 @@ class DistributedIterator(Iterator[Any]):
         if self._ended:
             raise StopIteration
         return batch
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the data set was restored since: its next iterator begins there.  Local."""
+        return self._walk != self._owner._walks
 
     def _made(self) -> tuple[Any, Any]:
         try:

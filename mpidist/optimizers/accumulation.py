@@ -25,8 +25,8 @@ class Accumulation:
     """
 
     def __init__(self, count: int) -> None:
-        if count < 1:
-            raise ValueError(f"gradient_accumulation_steps must be 1 or more, got {count}")
+        if not isinstance(count, (int, numpy.integer)) or count < 1:
+            raise ValueError(f"gradient_accumulation_steps must be a whole number of 1 or more, got {count}")
         self.count = count
         self.micro_step = 0
         self._sums: list[Any] = []

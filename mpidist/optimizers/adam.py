@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay
+from mpidist.optimizers.rule import checked_rate
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,8 +42,8 @@ class Adam(Optimizer):
         **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
+        self.beta_1 = checked_rate("beta_1", beta_1)
+        self.beta_2 = checked_rate("beta_2", beta_2)
         self.epsilon = epsilon
 
     def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:

@@ -106,7 +106,8 @@ class Optimizer(Rule):
         super().__init__(learning_rate, weight_decay, clipvalue)
         loss_scale = LossScale(1.0 if loss_scale_factor is None else loss_scale_factor)
         clipping = Clipping(clipnorm, clipvalue, global_clipnorm)
-        self._stages = GradientStages(gradient_accumulation_steps or 1, loss_scale, skip_nonfinite, clipping)
+        count = 1 if gradient_accumulation_steps is None else gradient_accumulation_steps
+        self._stages = GradientStages(count, loss_scale, skip_nonfinite, clipping)
         self._lists = VariableLists()
         self._updates = context.get_strategy().extended.updates(self, None)
 
@@ -154,7 +155,7 @@ class Optimizer(Rule):
     def exclude_from_weight_decay(
         self, var_list: Iterable[DistributedVariable] = (), var_names: Iterable[str] = ()
     ) -> None:
-        """Leave variables out of the weight decay, as `Rule.exclude_from_weight_decay`.  Local.
+        """Leave variables out of the weight decay.  Local; as for `Rule.exclude_from_weight_decay`, also in errors.
 
         RuntimeError where servers have the optimizer already, which go by the settings that they got.
         """
@@ -235,7 +236,7 @@ class Optimizer(Rule):
         TypeError
             A pair is not (gradient, variable), or a variable is not of a floating dtype.
         ValueError
-            If there is no gradient at all, or a gradient's shape is not its variable's.
+            If there is no gradient at all, a gradient's shape is not its variable's, or a variable comes twice.
         RuntimeError
             With more than one replica: outside `strategy.run`, or a variable was not created in the strategy's scope.
         """
@@ -288,12 +289,13 @@ class Optimizer(Rule):
             What the sums are multiplied by, while they are applied.
         """
         whole: list[Any] | None = gradients
+        listed = self._lists.of(variables)
         accumulation, updates = self._stages.accumulation, self._updates_of(variables)
         updates.require_updatable(self, variables)
         if accumulation.count > 1:
             whole = accumulation.add(gradients, variables, are_sums=are_sums)
         if whole is not None:
-            updates.step(self, self._stages, whole, self._lists.of(variables), are_sums=are_sums, scale=scale)
+            updates.step(self, self._stages, whole, listed, are_sums=are_sums, scale=scale)
 
     # -- state --------------------------------------------------------------------------------------------------------
 

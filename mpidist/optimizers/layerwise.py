@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay
-from mpidist.optimizers.rule import Step, checked_momentum, is_found
+from mpidist.optimizers.rule import Step, checked_momentum, checked_rate, is_found, patterns
 from mpidist.variables import sums_over_parts
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class LayerwiseOptimizer(Optimizer):
         exclude_from_layer_adaptation: Iterable[str] = (),
         **options: Unpack[OptimizerOptions],
     ) -> None:
-        self.not_adapted = [re.compile(pattern) for pattern in exclude_from_layer_adaptation]
+        self.not_adapted = patterns(exclude_from_layer_adaptation, "exclude_from_layer_adaptation")
         super().__init__(learning_rate, **options)
 
     @property
@@ -180,8 +179,8 @@ class LAMB(LayerwiseOptimizer):
         exclude_from_layer_adaptation: Iterable[str] = (),
         **options: Unpack[OptionsButDecay],
     ) -> None:
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
+        self.beta_1 = checked_rate("beta_1", beta_1)
+        self.beta_2 = checked_rate("beta_2", beta_2)
         self.epsilon = epsilon
         super().__init__(learning_rate, exclude_from_layer_adaptation, weight_decay=weight_decay, **options)
 

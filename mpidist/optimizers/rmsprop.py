@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions
-from mpidist.optimizers.rule import checked_momentum
+from mpidist.optimizers.rule import checked_momentum, checked_rate
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -43,7 +43,7 @@ class RMSprop(Optimizer):
         centered: bool = False,
         **options: Unpack[OptimizerOptions],
     ) -> None:
-        self.rho = rho
+        self.rho = checked_rate("rho", rho)
         self.momentum = checked_momentum(momentum)
         self.epsilon = epsilon
         self.centered = centered

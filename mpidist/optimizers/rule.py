@@ -208,8 +208,20 @@ class Rule(abc.ABC):
         var_list : iterable of Variable
         var_names : iterable of str
             Regular expressions that are searched for in the variables' names; of shards, in that of the whole too.
+
+        Raises
+        ------
+        TypeError
+            The list has something else than variables, or the names are one text.
         """
-        self._without_decay += [*var_list, *(re.compile(name) for name in var_names)]
+        variables = list(var_list)
+        for each in variables:
+            if not isinstance(each, DistributedVariable):
+                raise TypeError(
+                    f"var_list takes a list of variables of mpidist, one of them is a {type(each).__name__}; names go "
+                    "into var_names"
+                )
+        self._without_decay += [*variables, *patterns(var_names, "var_names")]
 
     def step_of(self, variable: Any, learning_rate: float, coefficients: tuple[float, ...], factor: float) -> Step:
         """Return what this step does to one variable.  Local."""
@@ -285,6 +297,13 @@ class Rule(abc.ABC):
             yield p, g, s, short, store
 
 
+def patterns(names: Iterable[str], parameter: str) -> list[re.Pattern[str]]:
+    """Return regular expressions; TypeError for one text, of which each letter would be an expression.  Local."""
+    if isinstance(names, str):
+        raise TypeError(f"{parameter} takes a list of regular expressions, got the text {names!r}; give [{names!r}]")
+    return [re.compile(name) for name in names]
+
+
 def is_found(pattern: re.Pattern[str], variable: Any) -> bool:
     """Return whether a pattern is found in the name of a variable, or of that of which it is a shard.  Local."""
     names = {variable.name, getattr(variable, "whole_name", variable.name)}
@@ -301,6 +320,13 @@ def checked_momentum(momentum: float) -> float:
     if not 0 <= momentum <= 1:
         raise ValueError(f"momentum must be from 0 to 1, got {momentum}")
     return momentum
+
+
+def checked_rate(name: str, rate: float) -> float:
+    """Return the rate of a running mean; ValueError unless it is 0 or more, and less than 1.  Local."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"{name} must be 0 or more and less than 1, got {rate}")
+    return rate
 
 
 def _changed(gradient: Any, buffer: Any, factor: float, limit: float | None) -> Any:

@@ -102,6 +102,15 @@ class Batches:
         self._running: Iterator[Any] | None = None
         self._source: Iterable[Any] = ()
 
+    @classmethod
+    def of_evaluation(cls, data: Any, steps: int | None) -> Batches:
+        """Return the batches of an evaluation; ValueError where it would not end."""
+        owner = data._owner if isinstance(data, DistributedIterator) else data
+        dataset = getattr(owner, "dataset", None)
+        if steps is None and isinstance(dataset, Dataset) and dataset.cardinality() == -1:
+            raise ValueError("the data set repeats forever; give validation_steps, or steps")
+        return cls(data, steps)
+
     @property
     def share(self) -> Share | None:
         """What all replicas together have of the batch that was given last; None where there is one replica."""
@@ -142,7 +151,7 @@ class Batches:
 
     def _next(self, may_begin: bool) -> Any:
         """Return the next batch; begins a new iteration where the last one, or a restored position, is at its end."""
-        if self._running is None:
+        if self._running is None or getattr(self._running, "is_left", False):
             self._running = iter(self.data)
         batch = next(self._running, _NONE)
         if batch is _NONE:

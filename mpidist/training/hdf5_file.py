@@ -192,11 +192,23 @@ def _as_attribute(name: str, number: Any) -> Any:
     if isinstance(number, float):
         return numpy.float64(number)
     try:
+        _require_text_keys(number)
         return json.dumps(number)
     except TypeError as error:
         raise TypeError(
             f"{name!r} cannot be saved: {error}; give arrays and numbers under names of their own"
         ) from None
+
+
+def _require_text_keys(number: Any) -> None:
+    """Raise TypeError for a dict with other keys than text, which would come back as text."""
+    if isinstance(number, dict):
+        for key in number:
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} of a dict in it is no text")
+    if isinstance(number, (dict, list, tuple)):
+        for each in number.values() if isinstance(number, dict) else number:
+            _require_text_keys(each)
 
 
 def checksum(array: numpy.ndarray) -> int:

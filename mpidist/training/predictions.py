@@ -29,7 +29,7 @@ def gathered(strategy: Any, parts: Sequence[Any], rows: Sequence[int]) -> Any:
     own = own or [structure.without_rows(likes[0])]
     leaves = zip(*map(nest.flatten, own), strict=True)
     order = input_order([each["rows"] for each in told])
-    return nest.pack(own[0], [strategy.gather(numpy.concatenate(each), axis=0)[order] for each in leaves])
+    return nest.pack(own[0], [strategy.gather(_joined(each, replica), axis=0)[order] for each in leaves])
 
 
 def input_order(rows_of_replicas: Sequence[Sequence[int]]) -> numpy.ndarray:
@@ -39,6 +39,16 @@ def input_order(rows_of_replicas: Sequence[Sequence[int]]) -> numpy.ndarray:
     starts = (lengths.reshape(-1).cumsum() - lengths.reshape(-1)).reshape(lengths.shape)
     pieces = zip(starts.T.reshape(-1), lengths.T.reshape(-1), strict=True)
     return numpy.concatenate([numpy.arange(start, start + length) for start, length in pieces])
+
+
+def _joined(parts: Sequence[numpy.ndarray], replica: int) -> numpy.ndarray:
+    shapes = {part.shape[1:] for part in parts}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"rank {replica}: predict_fn returned predictions of several shapes for a row: {sorted(shapes)}; give all "
+            "rows predictions of one shape"
+        )
+    return numpy.concatenate(parts)
 
 
 def _on_host(part: Any, rows: int, replica: int) -> Any:

@@ -7,6 +7,7 @@ epoch or of an evaluation.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -198,10 +199,14 @@ class Trainer:
         ------
         TypeError, ValueError
             A function returned something else than it should; names the rank.  Or `x` is a list of arrays of one
-            dimension and one length without `y`: they may be rows or batches.
+            dimension and one length without `y`: they may be rows or batches.  Or validation data have no end.
+        RuntimeError
+            A callback has restored a checkpoint of another step elsewhere than in `on_epoch_end`.
         CollectiveMismatchError
             On all ranks: their data, functions, metrics or optimizers differ, such as in the learning rate.
         """
+        if not isinstance(validation_freq, (int, numpy.integer)) or validation_freq < 1:
+            raise ValueError(f"validation_freq must be a whole number of epochs, 1 or more, got {validation_freq}")
         seeds = seed if shuffle else None
         self._data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size, seeds)
         if self._data is not x:  # one that was given has a position of its own
@@ -258,8 +263,8 @@ class Trainer:
         Raises
         ------
         ValueError
-            On all ranks: the data have no rows, of which no loss could be told; or, as for `fit`, they may be rows or
-            batches.
+            On all ranks: the data have no rows, of which no loss could be told, or no end, and there are no `steps`;
+            or, as for `fit`, they may be rows or batches.
         """
         data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size)
         logs = self._evaluate(*self._one_walk(data, steps, callbacks, verbose))
@@ -300,7 +305,8 @@ class Trainer:
         Raises
         ------
         ValueError
-            There is no `predict_fn`, there are no rows, or it did not return one prediction for each row.
+            There is no `predict_fn`, there are no rows, or no end of them, or it did not return one prediction for
+            each row.
         """
         inputs = (x,) if isinstance(x, list) and feeding.are_arrays((x,)) else x
         data = feeding.distributed(self.strategy, inputs, batch_size=batch_size)
@@ -355,6 +361,15 @@ class Trainer:
         """Return the number that each rank gave, in rank order.  Collective: every rank calls it in the same order."""
         return self.strategy.gather(numpy.array([value], "float64"), axis=0).tolist()
 
+    def require_same_settings(self, **arguments: Any) -> None:
+        """Raise CollectiveMismatchError on all ranks unless all have the same optimizer, metrics and arguments.
+
+        Collective: every rank calls it in the same order.
+        """
+        agreement = self.strategy.extended._agreement()
+        if agreement.needed:
+            agreement.compare("fit", _facts_of(self.optimizer, self.metrics, arguments), _ADVICE)
+
     def checkpoint_objects(self) -> dict[str, Any]:
         """Return the parts of a checkpoint of this training by name, as arguments of `Checkpoint`.  Local.
 
@@ -379,8 +394,10 @@ class Trainer:
         called.call("on_train_begin", {})
         while position.epoch < epochs:
             epoch = position.epoch
+            step = position.step
             called.call("on_epoch_begin", epoch, {})
-            self._require_same_settings(
+            self._require_place(epoch, step)
+            self.require_same_settings(
                 epoch=epoch, epochs=epochs, steps=data.steps_per_epoch, validation_freq=validation_freq
             )
             is_whole = self._train_epoch(data, called)
@@ -392,7 +409,7 @@ class Trainer:
             if is_whole:  # else a checkpoint that is saved now goes on in the middle of this epoch, as the data do
                 position.begin_epoch(epoch + 1)
             called.call("on_epoch_end", epoch, logs)
-            self._require_same_settings(epoch=epoch)
+            self.require_same_settings(epoch=epoch)
             if any_rank(self.strategy, self.stop_training):
                 break
         called.call("on_train_end", logs)
@@ -406,7 +423,7 @@ class Trainer:
         begin_hooks, end_hooks = called.hooks("on_train_batch_begin"), called.hooks("on_train_batch_end")
         run, train_on = self.strategy.run, self._train_on
         self._step.own_time.begin()
-        first = position.step
+        epoch, first = position.epoch, position.step
         for step, batch in enumerate(data.epoch(first), first):
             for hook in begin_hooks:
                 hook(step, {})
@@ -416,6 +433,7 @@ class Trainer:
                 logs = {"loss": position.mean_loss}
                 for hook in end_hooks:
                     hook(step, logs)
+                self._require_place(epoch, step + 1)
             if totals.votes or self._stop_now:
                 self.stop_training = True
                 return False
@@ -427,6 +445,15 @@ class Trainer:
             )
         return True
 
+    def _require_place(self, epoch: int, step: int) -> None:
+        """Raise RuntimeError if a callback has restored another place of the training than the present one."""
+        if (self._position.epoch, self._position.step) != (epoch, step):
+            raise RuntimeError(
+                f"a callback has restored a checkpoint of step {self._position.step} of epoch {self._position.epoch} "
+                f"before step {step} of epoch {epoch}, where the data cannot go back; restore it in `on_epoch_end`, or "
+                "restore variables and optimizer alone"
+            )
+
     def _train_on(self, batch: Any, share: Share | None) -> Any:
         """Make a step with this replica's part of a batch; runs in the replica."""
         vote = self.strategy.extended.any_in_replica(self.stop_training)
@@ -436,18 +463,12 @@ class Trainer:
             self.rows_trained += count([self._loss, *self.metrics], batch, evaluation)
         return totals
 
-    def _require_same_settings(self, **arguments: Any) -> None:
-        """Raise CollectiveMismatchError on all ranks unless all have the same optimizer, metrics and arguments."""
-        agreement = self.strategy.extended._agreement()
-        if agreement.needed:
-            agreement.compare("fit", _facts_of(self.optimizer, self.metrics, arguments), _ADVICE)
-
     # -- walks through data -------------------------------------------------------------------------------------------
 
     def _one_walk(
         self, data: Any, steps: int | None, callbacks: Sequence[Callback], verbose: int | str
     ) -> tuple[Batches, CallbackList]:
-        batches = Batches(data, steps)
+        batches = Batches.of_evaluation(self._beside_training(data), steps)
         self.strategy.run(self._model.read_variables)
         return batches, CallbackList(_with_bar(callbacks, verbose), self, {"epochs": 1, "steps": batches.steps})
 
@@ -470,7 +491,12 @@ class Trainer:
                 )
         elif batch_size is None:
             batch_size = train_batch_size
-        return Batches(feeding.distributed(self.strategy, x, y, weights, batch_size), steps)
+        found = feeding.distributed(self.strategy, x, y, weights, batch_size)
+        return Batches.of_evaluation(self._beside_training(found), steps)
+
+    def _beside_training(self, data: Any) -> Any:
+        """Return data to be walked through; those of the training as a copy, so that their position stays as it is."""
+        return copy.copy(data) if data is self._data and isinstance(data, DistributedDataset) else data
 
     def _evaluate(self, data: Batches, called: CallbackList) -> Logs:
         """Return loss and metrics over all rows.  Collective."""
@@ -550,10 +576,11 @@ def _begin_with_epoch(data: Any, epoch: int, steps_per_epoch: int | None) -> Non
         data.begin(epoch)
         return
     try:
-        passes, step = divmod(epoch * steps_per_epoch, len(data))
+        epochs = -(-len(data) // steps_per_epoch)  # of one pass: the last one ends with the data
     except TypeError:  # it repeats forever
-        passes, step = 0, epoch * steps_per_epoch
-    data.begin(passes, step)
+        epochs = epoch + 1
+    passes, epoch = divmod(epoch, max(epochs, 1))
+    data.begin(passes, epoch * steps_per_epoch)
 
 
 def _facts_of(optimizer: Optimizer, metrics: Sequence[Metric], arguments: Mapping[str, Any]) -> Facts:

@@ -47,11 +47,14 @@ class VariableList:
 
     `has_copies`: this rank has a copy of its own of each.  `is_packed`: its gradients are packed.  `is_light`: every
     rank applies all packed gradients, which for short lists is quicker than slices.
+
+    ValueError where a variable comes twice: its second step would begin with what the first has made of it.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self.variables = list(variables)
         self.names = [variable.name for variable in variables]
+        _require_once(self.variables)
         self._shapes, self._dtypes = list(map(_shape, variables)), list(map(_dtype, variables))
         sizes = zip(self._shapes, self._dtypes, strict=True)
         nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
@@ -140,6 +143,14 @@ class VariableLists:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy without the lists, which are true of these variables only."""
         return type(self), ()
+
+
+def _require_once(variables: Sequence[Any]) -> None:
+    met: set[int] = set()
+    for variable in variables:
+        if id(variable) in met:
+            raise ValueError(f"variable {variable.name!r} has two gradients in one step; add them, and give their sum")
+        met.add(id(variable))
 
 
 def apart(gradients: Sequence[Any]) -> list[Packed]:

@@ -26,7 +26,8 @@ _NAMES = "best_variables_of"
 class EarlyStopping(Monitoring):
     """End a training when a log does not get better any more.  All ranks see the same logs.
 
-    Methods are Local unless they say otherwise; with parameter servers, collective among the ranks of a worker.
+    Methods are Local unless they say otherwise; with parameter servers, collective among the ranks of a worker.  With
+    `restore_best_weights` the end of a training is Collective: CollectiveMismatchError where ranks have other logs.
 
     Parameters
     ----------
@@ -103,6 +104,9 @@ class EarlyStopping(Monitoring):
             _log.info("EarlyStopping: ended after epoch %d; the best was epoch %d", self.stopped_epoch, self.best_epoch)
         if self.restore_best_weights:
             if self.trainer.variables[0].is_here:
+                # ranks with other logs, such as one that the chief alone has, would go back to other variables
+                epoch = None if self._best_copies is None else self.best_epoch
+                self.trainer.require_same_settings(**{"best epoch": epoch})
                 self._put_back()
             else:
                 # when the others have made their last steps, however long they train
@@ -142,10 +146,12 @@ class EarlyStopping(Monitoring):
         """Take over a state.  Local."""
         self.check(state)
         super().restore(state)
-        if not self.restore_best_weights or self.best == self.monitor.worst:
+        if not self.restore_best_weights or state.get("monitor", self._monitored) != self._monitored:
             return
-        if _NAMES in state:
+        if _NAMES in state:  # also where none was better than the first, whose loss was no number
             self._best_copies, self._are_saved = [state[_key(number)] for number in range(len(state[_NAMES]))], True
+            return
+        if self.best == self.monitor.worst:
             return
         warnings.warn(
             f"the checkpoint does not have the variables of epoch {self.best_epoch}, the best so far; EarlyStopping "

@@ -39,6 +39,9 @@ class Monitor:
                 "or mode='min'"
             )
 
+    def __str__(self) -> str:
+        return f"{self.name!r}, which is to {'grow' if self._grows else 'fall'}"
+
     @property
     def worst(self) -> float:
         """The value that every other one is better than."""
@@ -92,10 +95,29 @@ class Monitoring(Callback):
     def state(self) -> dict[str, Any]:
         """Return the numbers for a checkpoint; floats as text, since JSON has no NaN.  Local."""
         found = {name: getattr(self, name) for name in self._remembered}
-        return {name: float.hex(value) if isinstance(value, float) else value for name, value in found.items()}
+        numbers = {name: float.hex(value) if isinstance(value, float) else value for name, value in found.items()}
+        return {**numbers, "monitor": self._monitored}
+
+    @property
+    def _monitored(self) -> str:
+        return str(self.monitor)
+
+    def _is_of_other_log(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a state is about another log than this callback is now, and warn of that."""
+        if (saved := state.get("monitor", self._monitored)) == self._monitored:
+            return False
+        warnings.warn(
+            f"the checkpoint has what {type(self).__name__} remembered of {saved}; it begins anew with "
+            f"{self._monitored}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return True
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state.  Local."""
+        """Take over a state; a warning in its place if it is about another log.  Local."""
+        if self._is_of_other_log(state):
+            return
         for name in self._remembered:
             value = state[name]
             setattr(self, name, float.fromhex(value) if isinstance(value, str) else int(value))

@@ -83,14 +83,20 @@ class MonitoringOfKeras(Monitoring, CallbackOfKeras):
     def _judge(self, epoch: int, logs: Logs | None) -> None:
         self._callback.on_epoch_end(epoch, logs)
 
+    @property
+    def _monitored(self) -> str:
+        return repr(self._callback.monitor)
+
     def state(self) -> dict[str, Any]:
         """Return the numbers for a checkpoint: the best value as text, empty where there is none.  Local."""
         best = self._callback.best
         found = {name: int(getattr(self._callback, name)) for name in self._remembered}
-        return {**found, "best": "" if best is None else float(best).hex()}
+        return {**found, "best": "" if best is None else float(best).hex(), "monitor": self._monitored}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state.  Local."""
+        """Take over a state; a warning in its place if it is about another log.  Local."""
+        if self._is_of_other_log(state):
+            return
         for name in self._remembered:
             setattr(self._callback, name, int(state[name]))
         self._callback.best = float.fromhex(state["best"]) if state["best"] else None

@@ -76,9 +76,10 @@ def test_other_variables_in_the_middle_are_refused():
         optimizer.apply_gradients([([1.0], v), ([1.0], w)])
 
 
-def test_less_than_one_is_refused():
-    with pytest.raises(ValueError, match="gradient_accumulation_steps must be 1 or more, got -2"):
-        optimizers.SGD(1.0, gradient_accumulation_steps=-2)
+@pytest.mark.parametrize("count", [0, -2, 2.5])
+def test_less_than_one_is_refused(count):
+    with pytest.raises(ValueError, match=f"_steps must be a whole number of 1 or more, got {count}"):
+        optimizers.SGD(1.0, gradient_accumulation_steps=count)
 
 
 class Run:

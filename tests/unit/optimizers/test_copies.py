@@ -64,6 +64,19 @@ def test_what_is_pickled_has_nothing_of_what_the_process_made_before():
     assert (again.value.tolist(), variable.value.tolist()) == ([1] * 3, [0] * 3)
 
 
+def test_what_belongs_to_ranks_is_not_pickled():
+    def run():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            variable, optimizer, metric = mpidist.Variable(numpy.zeros(3)), SGD(0.1), mpidist.metrics.Mean()
+        strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(3), variable)]))
+        for each in (strategy, variable, optimizer, metric):
+            with pytest.raises(TypeError, match="cannot be pickled or copied: .* Pickle the `value` of a variable"):
+                pickle.dumps(each)
+
+    run_ranks(2, run)
+
+
 def test_the_slots_of_a_pickle_are_those_of_its_variables_in_any_order():
     variables = [mpidist.Variable(numpy.zeros(2)) for _ in range(4)]
     optimizer = SGD(1.0, momentum=0.5)

@@ -81,3 +81,9 @@ def test_excluded_variables_are_updated_without_a_ratio():
     optimizer.apply_gradients([(numpy.ones(4), kernel), (numpy.ones(4), bias)])
     numpy.testing.assert_allclose(bias.value, 2 - 0.1)
     numpy.testing.assert_allclose(kernel.value, 2 - 0.1 * 0.001 * 4 / 2)
+
+
+@pytest.mark.parametrize("make", [optimizers.LARS, optimizers.LAMB])
+def test_a_text_is_no_list_of_excluded_names(make):
+    with pytest.raises(TypeError, match="exclude_from_layer_adaptation takes a list of .* got the text 'bias'"):
+        make(0.1, exclude_from_layer_adaptation="bias")

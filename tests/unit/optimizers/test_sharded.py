@@ -280,6 +280,18 @@ def test_an_error_in_the_middle_tears_the_variables_until_they_are_restored():
     assert run_ranks(2, run) == [600.0, 600.0]
 
 
+def test_a_variable_that_comes_twice_is_refused_in_words():
+    def run():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            variable, optimizer = mpidist.Variable(numpy.zeros(600), name="w"), Adam(0.1)
+        with pytest.raises(ValueError, match="variable 'w' has two gradients"):
+            strategy.run(lambda: optimizer.apply_gradients([(numpy.ones(600), variable)] * 2))
+        return variable.value.sum(), optimizer.iterations
+
+    assert run_ranks(2, run) == [(0.0, 0)] * 2
+
+
 # -- what is bound for them --------------------------------------------------------------------------------------------
 
 

@@ -303,8 +303,32 @@ def test_other_wrong_arguments_are_refused():
         optimizers.Ftrl(0.1, 0.5)
     with pytest.raises(ValueError, match=r"l1_regularization_strength must be 0 or more, got -1"):
         optimizers.Ftrl(0.1, l1_regularization_strength=-1)
+    for make, name in [(optimizers.Adam, "beta_1"), (optimizers.LAMB, "beta_2"), (optimizers.RMSprop, "rho")]:
+        with pytest.raises(ValueError, match=f"{name} must be 0 or more and less than 1, got 1"):
+            make(0.1, **{name: 1.0})
     with pytest.raises(TypeError, match="weight_decy"):
         optimizers.Adam(0.1, weight_decy=0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"var_names": "bias"}, r"var_names takes a list of regular expressions, got the text 'bias'; give \['bias'\]"),
+        ({"var_list": ["bias"]}, "var_list takes a list of variables .* one of them is a str; names go into var_names"),
+        ({"var_list": numpy.ones(2)}, "var_list takes a list of variables .* one of them is a float64"),
+    ],
+)
+def test_what_is_no_list_of_variables_or_names_is_not_left_out_of_the_decay(given, message):
+    optimizer = optimizers.SGD(0.1, weight_decay=0.5)
+    with pytest.raises(TypeError, match=message):
+        optimizer.exclude_from_weight_decay(**given)
+
+
+def test_a_variable_that_comes_twice_is_refused():
+    v, w = Variable(numpy.zeros(1), name="v"), Variable(numpy.zeros(1), name="w")
+    with pytest.raises(ValueError, match="variable 'v.*' has two gradients in one step; add them"):
+        optimizers.SGD(0.1).apply_gradients([(numpy.ones(1), v), (numpy.ones(1), w), (numpy.ones(1), v)])
+    assert (v.value == 0).all() and (w.value == 0).all()
 
 
 def test_which_families_can_be_updated_by_slices():

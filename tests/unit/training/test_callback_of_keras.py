@@ -93,7 +93,7 @@ def test_a_scheduler_sets_the_rate_of_an_epoch_once_also_if_that_is_resumed_in_i
 class EarlyStopping(Callback):
     """As that of Keras: it ends a training whose loss was no better for some epochs."""
 
-    patience = 3
+    patience, monitor = 3, "loss"
 
     def on_train_begin(self, logs=None):
         self.wait, self.best, self.best_epoch, self.stopped_epoch = 0, None, 0, 0
@@ -111,7 +111,7 @@ class EarlyStopping(Callback):
 class ReduceLROnPlateau(Callback):
     """As that of Keras: it halves a rate when the loss was no better for some epochs."""
 
-    patience = 2
+    patience, monitor = 2, "loss"
 
     def on_train_begin(self, logs=None):
         self.wait, self.best, self.cooldown_counter = 0, None, 0
@@ -152,6 +152,13 @@ def test_what_callbacks_remember_of_epochs_is_saved(tmp_path, steps):
         run_ranks(2, _until_the_end, tmp_path, Interrupt())
     # three epochs after the first; the rate is halved after two of them
     assert run_ranks(2, _until_the_end, tmp_path) == [(3, 0, 0.125)] * 2
+
+
+def test_what_a_callback_remembers_of_another_log_is_not_taken_over(tmp_path, monkeypatch):
+    run_ranks(2, _until_the_end, tmp_path)  # saved last in epoch 3, before that is judged
+    monkeypatch.setattr(EarlyStopping, "monitor", "val_loss")
+    with pytest.warns(RuntimeWarning, match="remembered of 'loss'; it begins anew with 'val_loss'"):
+        assert run_ranks(2, _until_the_end, tmp_path)[0][:2] == (6, 3)
 
 
 def test_a_class_of_the_user_s_with_such_a_name_has_no_state(tmp_path):

@@ -19,7 +19,7 @@ import pytest
 
 import mpidist
 from mpidist.collectives.reductions import update
-from mpidist.errors import MissingDependencyError
+from mpidist.errors import CollectiveMismatchError, MissingDependencyError
 from mpidist.testing import run_ranks
 from mpidist.training import callbacks
 from mpidist.training.callbacks import Callback, LambdaCallback, progress_bar
@@ -595,6 +595,48 @@ def test_what_callbacks_remember_is_restored(tmp_path):
     assert len(on_two_ranks(on_rank, losses, 5)["loss"]) == 1
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda monitor, mode: callbacks.EarlyStopping(monitor, patience=1, restore_best_weights=True, mode=mode),
+        lambda monitor, mode: callbacks.ReduceLROnPlateau(monitor, patience=1, mode=mode),
+    ],
+)
+@pytest.mark.parametrize("other", [("score", "max"), ("loss", "max")])
+def test_what_was_remembered_of_another_log_is_not_taken_over(tmp_path, make, other):
+    def on_rank(monitor, mode, epochs):
+        script = Scripted([0.5, 0.5, 0.5])
+        score = LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(score=0.25 * epoch))
+        used = make(monitor, mode)
+        script.fit(score, used, callbacks.ModelCheckpoint(tmp_path, resume=True), epochs=epochs)
+        return used.best
+
+    (best,) = run_ranks(1, on_rank, "loss", "min", 1)
+    assert best == 0.5
+    with pytest.warns(RuntimeWarning, match=f"of 'loss', which is to fall; it begins anew with '{other[0]}'"):
+        (best,) = run_ranks(1, on_rank, *other, 2)
+    assert best == (0.25 if other[0] == "score" else 0.5)
+
+
+def test_the_best_of_a_growing_log_is_saved_where_earlier_ones_were_not_compared(tmp_path):
+    def on_rank(epochs, best_only):
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            variable = mpidist.Variable(numpy.zeros(1))
+            metric = mpidist.metrics.Mean("hits")
+        metric.grows = True
+        trainer = mpidist.Trainer(
+            lambda w, x, y: ((1.0, x), numpy.ones(1)), variable, mpidist.optimizers.SGD(0.1), metrics=[metric]
+        )
+        saves = callbacks.ModelCheckpoint(tmp_path, "hits", save_best_only=best_only, resume=True)
+        trainer.fit(numpy.ones(2), numpy.ones(2), epochs=epochs, callbacks=[saves], verbose=0)
+        return [path.name for path in saves.manager.checkpoints]
+
+    run_ranks(1, on_rank, 1, False)
+    with pytest.warns(RuntimeWarning, match="remembered of 'hits', which is to fall; it begins anew with 'hits'"):
+        assert run_ranks(1, on_rank, 2, True) == [["checkpoint-1.h5", "checkpoint-2.h5"]]
+
+
 class Stopped(Scripted):
     """A trainer with a variable of each kind, that goes back to the best; its loss is as written for each epoch."""
 
@@ -633,6 +675,34 @@ def test_the_best_variables_are_restored_on_another_number_of_ranks(tmp_path):
     losses = [3.0, 1.0, 2.0, 2.0, 2.0]
     on_two_ranks(stopped, tmp_path, losses, [3])
     assert run_ranks(1, stopped, tmp_path, losses, [5]) == [(-2.0, 8.0, 1, 3)]
+
+
+@pytest.mark.parametrize("ends", [[4], [2, 4]])
+def test_a_resumed_training_goes_back_to_the_first_variables_where_no_loss_was_a_number(tmp_path, ends):
+    def on_rank():
+        for end in ends:
+            script = Scripted([math.nan] * 4)
+            stopping = callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)
+            script.fit(stopping, callbacks.ModelCheckpoint(tmp_path, resume=True), epochs=end)
+        return float(script.variable.value[0]), stopping.best_epoch
+
+    assert on_two_ranks(on_rank) == (-1.0, 0)  # of the first epoch, as Keras does
+
+
+def test_ranks_with_other_logs_do_not_go_back_to_other_variables():
+    def on_rank():
+        script = Scripted([1.0] * 4)
+
+        def add(epoch, logs):
+            if script.trainer.is_chief:
+                logs["val_auc"] = [0.5, 0.9, 0.8, 0.7][epoch]
+
+        stopping = callbacks.EarlyStopping("val_auc", patience=9, restore_best_weights=True)
+        with pytest.raises(CollectiveMismatchError, match="best epoch: None on rank 1, 1 on rank 0"):
+            script.fit(LambdaCallback(on_epoch_end=add), stopping)
+
+    with pytest.warns(UserWarning, match="EarlyStopping monitors 'val_auc', which the logs do not have"):
+        run_ranks(2, on_rank)
 
 
 def test_a_checkpoint_without_the_best_variables_is_warned_of(tmp_path):

@@ -133,6 +133,8 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(path):
 def test_what_json_cannot_hold_leaves_nothing(tmp_path):
     with pytest.raises(TypeError, match="'x' cannot be saved: Object of type object is not JSON"):
         hdf5_file.write(tmp_path / "c.h5", {}, {"x": object()})
+    with pytest.raises(TypeError, match="'x' cannot be saved: the key 0 of a dict in it is no text"):
+        hdf5_file.write(tmp_path / "c.h5", {}, {"x": [{"a": {0: 7}}]})
     assert names(tmp_path) == []
 
 

@@ -371,6 +371,116 @@ def test_an_initial_epoch_of_repeated_data_skips_what_was_seen():
     numpy.testing.assert_array_equal(alone(in_parts), alone(at_once))
 
 
+class Rows:
+    """A trainer of one variable that keeps the rows of this rank in order, epoch by epoch."""
+
+    def __init__(self):
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            variable = mpidist.Variable(numpy.zeros(1), name="w")
+        self.epochs = []
+        self.trainer = mpidist.Trainer(
+            self.value_and_grad, variable, mpidist.optimizers.SGD(0.1), loss_fn=lambda w, x: float(x.mean())
+        )
+
+    def value_and_grad(self, w, x):
+        self.epochs[-1] += x.tolist()
+        return float(x.mean()), numpy.ones(1)
+
+    def fit(self, x, *callbacks, **options):
+        begin = LambdaCallback(on_epoch_begin=lambda epoch, logs: self.epochs.append([]))
+        self.trainer.fit(x, callbacks=[begin, *callbacks], verbose=0, **options)
+        return self.epochs
+
+
+@pytest.mark.filterwarnings("ignore:the data ended after")
+@pytest.mark.parametrize(("rows", "steps"), [(5, 3), (5, 7), (6, 3), (4, 4)])
+def test_an_initial_epoch_begins_where_it_does_in_a_whole_training(rows, steps):
+    def on_rank(initial_epoch):
+        options = {"epochs": 5, "steps_per_epoch": steps, "initial_epoch": initial_epoch}
+        return Rows().fit(numpy.arange(rows) * 1.0, batch_size=1, **options)
+
+    whole = alone(on_rank, 0)
+    assert [alone(on_rank, epoch) for epoch in range(1, 5)] == [whole[epoch:] for epoch in range(1, 5)]
+
+
+class Back(mpidist.callbacks.Callback):
+    """Saves the training after its first epoch, and goes back to that once."""
+
+    def __init__(self, path, turn="on_epoch_end"):
+        self.path, self.is_done = path, False
+        setattr(self, turn, self.go_back)
+
+    def go_back(self, number, logs):
+        epoch = self.trainer.epoch
+        if epoch == 1 and not self.path.exists():
+            self.checkpoint = mpidist.Checkpoint(**self.trainer.checkpoint_objects())
+            self.checkpoint.save(self.path)
+        elif epoch == 2 and not self.is_done:
+            self.is_done = True
+            self.checkpoint.restore(self.path)
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_a_training_that_goes_back_to_a_checkpoint_goes_back_in_its_data(tmp_path, steps):
+    def on_rank():
+        data = mpidist.data.Dataset.range(9).map(float)
+        data = data.batch(3) if steps is None else data.repeat().batch(1)
+        return Rows().fit(data, Back(tmp_path / "a.h5"), epochs=3, steps_per_epoch=steps)
+
+    whole = [[*map(float, range(9))]] * 4
+    by_steps = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [3.0, 4.0, 5.0], [6.0, 7.0, 8.0]]
+    assert alone(on_rank) == (whole if steps is None else by_steps)
+
+
+@pytest.mark.parametrize("turn", ["on_train_batch_begin", "on_train_batch_end", "on_epoch_begin"])
+def test_a_training_does_not_go_back_where_its_data_cannot(tmp_path, turn):
+    with pytest.raises(RuntimeError, match="a callback has restored a checkpoint of step . of epoch 1 .*on_epoch_end"):
+        alone(lambda: Rows().fit(numpy.arange(4.0), Back(tmp_path / "a.h5", turn), batch_size=2, epochs=3))
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+@pytest.mark.parametrize("stop", [5, 8, 9])
+@pytest.mark.parametrize("is_validated", [False, True])
+def test_an_evaluation_of_the_training_data_leaves_them_where_they_are(tmp_path, steps, stop, is_validated):
+    def on_rank(folder, most=100):
+        rows = Rows()
+        trainer = rows.trainer
+
+        def after(batch, logs):
+            if not is_validated:
+                trainer.evaluate(data, verbose=0)
+            if trainer.steps_made == most:
+                trainer.stop_now()
+
+        data = trainer.strategy.experimental_distribute_dataset(mpidist.data.Dataset.range(8).map(float).batch(1))
+        saves = mpidist.callbacks.ModelCheckpoint(folder, save_freq=1, resume=True)
+        options = {"validation_data": data, "validation_steps": 3} if is_validated else {}
+        rows.fit(data, LambdaCallback(on_train_batch_end=after), saves, epochs=4, steps_per_epoch=steps, **options)
+        return sum(rows.epochs, [])
+
+    whole = alone(on_rank, tmp_path / "whole")
+    assert alone(on_rank, tmp_path / "parts", stop) + alone(on_rank, tmp_path / "parts") == whole
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict", "fit"])
+def test_an_evaluation_that_would_not_end_is_refused(method):
+    def on_rank():
+        x, y = net.rows(4)
+        data = mpidist.data.Dataset.from_arrays((x, y)).batch(2).repeat()
+        given = ((x, y), {"validation_data": data}) if method == "fit" else ((data,), {})
+        getattr(net.trainer(), method)(*given[0], verbose=0, **given[1])
+
+    with pytest.raises(ValueError, match="the data set repeats forever; give validation_steps, or steps"):
+        alone(on_rank)
+
+
+@pytest.mark.parametrize("freq", [0, -1, [1, 2]])
+def test_epochs_between_validations_are_a_whole_number(freq):
+    with pytest.raises(ValueError, match="validation_freq must be a whole number of epochs, 1 or more, got "):
+        alone(lambda: net.trainer().fit(*net.rows(4), validation_data=net.rows(2), validation_freq=freq))
+
+
 # -- ends that ranks vote for -----------------------------------------------------------------------------------------
 
 
@@ -650,6 +760,18 @@ def test_metrics_need_labels_and_predictions():
         alone(lambda: net.trainer(loss_fn=lambda parameters, x: 0.0).evaluate(net.rows(4)[0]))
     with pytest.raises(ValueError, match="give the trainer a predict_fn"):
         alone(lambda: net.trainer(predict_fn=None).predict(net.rows(4)[0]))
+
+
+def test_predictions_of_several_shapes_are_refused():
+    def on_rank():
+        w, sgd = mpidist.Variable(numpy.zeros(1)), mpidist.optimizers.SGD(0.1)
+        trainer = mpidist.Trainer(
+            lambda w, x: (0.0, w), w, sgd, predict_fn=lambda w, x: numpy.zeros((len(x), int(x[0])))
+        )
+        trainer.predict(numpy.arange(1.0, 3.0), batch_size=1)
+
+    with pytest.raises(ValueError, match=r"rank 0: predict_fn returned .* shapes for a row: \[\(1,\), \(2,\)\]"):
+        alone(on_rank)
 
 
 def test_predictions_must_be_one_for_each_row():
