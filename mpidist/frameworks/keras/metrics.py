@@ -283,13 +283,13 @@ def _tried(
     for variable in filter(_is_added_up, metric.variables):
         path = variable.path
         nowhere = ops.zeros_like(changes[path], dtype="bool")
-        found = by_rows.get(path, RowSum(changes[path] != 0, nowhere, nowhere))
-        means[path], is_other = found.is_mean, False
+        sums = by_rows.get(path, RowSum(changes[path] != 0, nowhere, nowhere))
+        means[path], is_other = sums.is_mean, False
         if trials is not None:
-            is_other = trials.note(path, found.is_known, found.is_mean)
+            is_other = trials.note(path, sums.is_known, sums.is_mean)
             means[path] = trials.is_mean(path)
         is_sum = ops.logical_not(no_sum[path])
-        _put(odd, _says_neither(path), ops.logical_and(is_sum, ops.logical_or(found.is_neither, is_other)))
+        _put(odd, _says_neither(path), ops.logical_and(is_sum, ops.logical_or(sums.is_neither, is_other)))
         if not keras.backend.is_float_dtype(variable.dtype):
             _put(odd, _says_whole(variable), ops.logical_and(is_sum, means[path]))
     return means
