@@ -129,9 +129,9 @@ class Batches:
     def epoch(self, first_step: int = 0) -> Iterator[Any]:
         """Yield the batches of the next epoch, from a step on."""
         if self.steps_per_epoch is None:
-            running, self._running = self._running, None
-            self._source = iter(self.data) if running is None else running
-            yield from self._source
+            self._running = None
+            while (batch := self._next(may_begin=False)) is not _NONE:
+                yield batch
             return
         for step in range(first_step, self.steps_per_epoch):
             batch = self._next(may_begin=step == 0)

@@ -433,6 +433,22 @@ def test_a_training_that_goes_back_to_a_checkpoint_goes_back_in_its_data(tmp_pat
     assert alone(on_rank) == (whole if steps is None else by_steps)
 
 
+@pytest.mark.parametrize("steps", [None, 6])
+def test_a_checkpoint_of_the_present_place_leaves_the_data_as_they_are(tmp_path, steps):
+    def on_rank():
+        def there_and_back(batch, logs):
+            if rows.trainer.steps_made in (3, 12):
+                checkpoint = mpidist.Checkpoint(**rows.trainer.checkpoint_objects())
+                checkpoint.save(tmp_path / "a.h5")
+                checkpoint.restore(tmp_path / "a.h5")
+
+        rows = Rows()
+        data = mpidist.data.Dataset.range(6).map(float).batch(1)
+        return rows.fit(data, LambdaCallback(on_train_batch_end=there_and_back), epochs=3, steps_per_epoch=steps)
+
+    assert alone(on_rank) == [[*map(float, range(6))]] * 3
+
+
 @pytest.mark.parametrize("turn", ["on_train_batch_begin", "on_train_batch_end", "on_epoch_begin"])
 def test_a_training_does_not_go_back_where_its_data_cannot(tmp_path, turn):
     with pytest.raises(RuntimeError, match="a callback has restored a checkpoint of step . of epoch 1 .*on_epoch_end"):
