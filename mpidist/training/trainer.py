@@ -496,7 +496,11 @@ class Trainer:
 
     def _beside_training(self, data: Any) -> Any:
         """Return data to be walked through; those of the training as a copy, so that their position stays as it is."""
-        return copy.copy(data) if data is self._data and isinstance(data, DistributedDataset) else data
+        if data is not self._data or not isinstance(data, DistributedDataset):
+            return data
+        beside = copy.copy(data)
+        beside.restore({"epoch": data.epoch})  # where a training goes on in the middle of an epoch, all rows count too
+        return beside
 
     def _evaluate(self, data: Batches, called: CallbackList) -> Logs:
         """Return loss and metrics over all rows.  Collective."""

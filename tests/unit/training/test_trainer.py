@@ -479,6 +479,27 @@ def test_an_evaluation_of_the_training_data_leaves_them_where_they_are(tmp_path,
     assert alone(on_rank, tmp_path / "parts", stop) + alone(on_rank, tmp_path / "parts") == whole
 
 
+@pytest.mark.parametrize("is_validated", [False, True])
+def test_an_evaluation_of_the_training_data_takes_all_rows_where_the_training_goes_on_in_an_epoch(is_validated):
+    def on_rank():
+        rows, losses = Rows(), []
+
+        def begin(epoch, logs):
+            if not is_validated:
+                losses.append(rows.trainer.evaluate(data, verbose=0, return_dict=True)["loss"])
+
+        def end(epoch, logs):
+            losses.append(logs.get("val_loss"))
+
+        data = rows.trainer.strategy.experimental_distribute_dataset(mpidist.data.Dataset.range(8).map(float).batch(1))
+        data.begin(0, 5)
+        options = {"validation_data": data} if is_validated else {}
+        trained = rows.fit(data, LambdaCallback(on_epoch_begin=begin, on_epoch_end=end), epochs=1, **options)
+        return trained, losses[-1 if is_validated else 0]
+
+    assert alone(on_rank) == ([[5.0, 6.0, 7.0]], 3.5)
+
+
 @pytest.mark.parametrize("method", ["evaluate", "predict", "fit"])
 def test_an_evaluation_that_would_not_end_is_refused(method):
     def on_rank():
