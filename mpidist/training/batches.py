@@ -117,6 +117,11 @@ class Batches:
         return getattr(self._source, "share", None)
 
     @property
+    def are_left(self) -> bool:
+        """Whether the data were restored since the batch that was given last: the next one is of another place."""
+        return getattr(self._running, "is_left", False)
+
+    @property
     def steps(self) -> int | None:
         """Batches of an epoch, None where that is not known before its end."""
         if self.steps_per_epoch is not None:
@@ -151,7 +156,7 @@ class Batches:
 
     def _next(self, may_begin: bool) -> Any:
         """Return the next batch; begins a new iteration where the last one, or a restored position, is at its end."""
-        if self._running is None or getattr(self._running, "is_left", False):
+        if self._running is None or self.are_left:
             self._running = iter(self.data)
         batch = next(self._running, _NONE)
         if batch is _NONE:

@@ -427,6 +427,7 @@ class Trainer:
         for step, batch in enumerate(data.epoch(first), first):
             for hook in begin_hooks:
                 hook(step, {})
+                self._require_place(epoch, step, data.are_left)  # the batch is taken already
             totals = run(train_on, (batch, data.share))
             position.advance(totals.rows, totals.loss)
             if end_hooks:
@@ -445,9 +446,9 @@ class Trainer:
             )
         return True
 
-    def _require_place(self, epoch: int, step: int) -> None:
+    def _require_place(self, epoch: int, step: int, are_left: bool = False) -> None:
         """Raise RuntimeError if a callback has restored another place of the training than the present one."""
-        if (self._position.epoch, self._position.step) != (epoch, step):
+        if are_left or (self._position.epoch, self._position.step) != (epoch, step):
             raise RuntimeError(
                 f"a callback has restored a checkpoint of step {self._position.step} of epoch {self._position.epoch} "
                 f"before step {step} of epoch {epoch}, where the data cannot go back; restore it in `on_epoch_end`, or "

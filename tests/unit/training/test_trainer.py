@@ -449,6 +449,24 @@ def test_a_checkpoint_of_the_present_place_leaves_the_data_as_they_are(tmp_path,
     assert alone(on_rank) == [[*map(float, range(6))]] * 3
 
 
+@pytest.mark.parametrize("steps", [None, 5])
+def test_a_checkpoint_of_the_present_place_is_refused_where_its_batch_is_taken_already(tmp_path, steps):
+    def on_rank():
+        def save(batch, logs):
+            mpidist.Checkpoint(**rows.trainer.checkpoint_objects()).save(tmp_path / "a.h5")
+
+        def restore(batch, logs):
+            if batch == 2:
+                mpidist.Checkpoint(**rows.trainer.checkpoint_objects()).restore(tmp_path / "a.h5")
+
+        rows = Rows()
+        turns = LambdaCallback(on_train_batch_begin=restore, on_train_batch_end=save)
+        rows.fit(numpy.arange(5.0), turns, batch_size=1, steps_per_epoch=steps)
+
+    with pytest.raises(RuntimeError, match="a checkpoint of step 2 of epoch 0 before step 2 of epoch 0, where the dat"):
+        alone(on_rank)
+
+
 @pytest.mark.parametrize("turn", ["on_train_batch_begin", "on_train_batch_end", "on_epoch_begin"])
 def test_a_training_does_not_go_back_where_its_data_cannot(tmp_path, turn):
     with pytest.raises(RuntimeError, match="a callback has restored a checkpoint of step . of epoch 1 .*on_epoch_end"):
