@@ -51,7 +51,7 @@ unset SLURM_NTASKS SLURM_NPROCS
 # The MPI is that of the container, and has to fit --mpi. The folders that the job needs are mounted under their names.
 srun --mpi=pmix --ntasks-per-node="$SLURM_NTASKS_PER_NODE" --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 \
     --gpus-per-node="$SLURM_GPUS_PER_NODE" --gpu-bind=none \
-    --container-image="$HOME/images/mpidist.sqsh" --container-mounts="$PWD:$PWD,$folder:$folder" --container-workdir="$PWD" \
+    --container-image "$HOME/images/mpidist.sqsh" --container-mounts="$PWD:$PWD,$folder:$folder" --container-workdir="$PWD" \
     "$python" examples/train.py --epochs 60 --checkpoint "$checkpoints" --resume &
 step=$!
 # A signal to this script ends `wait`, but not the ranks: wait until they have ended, then ask for their status.

@@ -55,6 +55,7 @@ def _open_closed() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)  # the least one that is free
+            os.set_inheritable(descriptor, True)  # or the commands that are started have none
             if name != "stdin":  # None says that there is no input
                 setattr(sys, name, open(descriptor, "w", closefd=False))
 

@@ -207,6 +207,8 @@ def _check_words(asked: Request, scheduler: Scheduler) -> None:
     for name in ("python", "scratch", "apptainer", "pyxis"):
         if re.search(r'["`\\\n]|\$\(', getattr(asked, name)):
             raise ValueError(f"{_option(name)} {getattr(asked, name)!r}: expected a path without quotes and $(...)")
+        if re.search(r"\$\{\w+:?[-=+]~", getattr(asked, name)):
+            raise ValueError(f"{_option(name)} {getattr(asked, name)!r}: bash leaves ~ as it is there; give $HOME")
     for line in (*asked.directives, *asked.setup):
         if "\n" in line or not line.strip():
             raise ValueError(f"{line!r}: expected one line; give --directive and --setup once for each")

@@ -117,6 +117,11 @@ class Batches:
         return getattr(self._source, "share", None)
 
     @property
+    def are_left(self) -> bool:
+        """Whether the data were restored since the batch that was given last: the next one is of another place."""
+        return getattr(self._running, "is_left", False)
+
+    @property
     def steps(self) -> int | None:
         """Batches of an epoch, None where that is not known before its end."""
         if self.steps_per_epoch is not None:
@@ -129,9 +134,9 @@ class Batches:
     def epoch(self, first_step: int = 0) -> Iterator[Any]:
         """Yield the batches of the next epoch, from a step on."""
         if self.steps_per_epoch is None:
-            running, self._running = self._running, None
-            self._source = iter(self.data) if running is None else running
-            yield from self._source
+            self._running = None
+            while (batch := self._next(may_begin=False)) is not _NONE:
+                yield batch
             return
         for step in range(first_step, self.steps_per_epoch):
             batch = self._next(may_begin=step == 0)
@@ -151,7 +156,7 @@ class Batches:
 
     def _next(self, may_begin: bool) -> Any:
         """Return the next batch; begins a new iteration where the last one, or a restored position, is at its end."""
-        if self._running is None or getattr(self._running, "is_left", False):
+        if self._running is None or self.are_left:
             self._running = iter(self.data)
         batch = next(self._running, _NONE)
         if batch is _NONE:

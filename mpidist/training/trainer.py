@@ -427,6 +427,7 @@ class Trainer:
         for step, batch in enumerate(data.epoch(first), first):
             for hook in begin_hooks:
                 hook(step, {})
+                self._require_place(epoch, step, data.are_left)  # the batch is taken already
             totals = run(train_on, (batch, data.share))
             position.advance(totals.rows, totals.loss)
             if end_hooks:
@@ -445,9 +446,9 @@ class Trainer:
             )
         return True
 
-    def _require_place(self, epoch: int, step: int) -> None:
+    def _require_place(self, epoch: int, step: int, are_left: bool = False) -> None:
         """Raise RuntimeError if a callback has restored another place of the training than the present one."""
-        if (self._position.epoch, self._position.step) != (epoch, step):
+        if are_left or (self._position.epoch, self._position.step) != (epoch, step):
             raise RuntimeError(
                 f"a callback has restored a checkpoint of step {self._position.step} of epoch {self._position.epoch} "
                 f"before step {step} of epoch {epoch}, where the data cannot go back; restore it in `on_epoch_end`, or "
@@ -496,7 +497,11 @@ class Trainer:
 
     def _beside_training(self, data: Any) -> Any:
         """Return data to be walked through; those of the training as a copy, so that their position stays as it is."""
-        return copy.copy(data) if data is self._data and isinstance(data, DistributedDataset) else data
+        if data is not self._data or not isinstance(data, DistributedDataset):
+            return data
+        beside = copy.copy(data)
+        beside.restore({"epoch": data.epoch})  # where a training goes on in the middle of an epoch, all rows count too
+        return beside
 
     def _evaluate(self, data: Batches, called: CallbackList) -> Logs:
         """Return loss and metrics over all rows.  Collective."""

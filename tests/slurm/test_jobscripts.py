@@ -106,7 +106,7 @@ def test_every_script_is_run_or_checked():
 def test_slurm_takes_a_script_that_cannot_run_here(slurm: Slurm, tmp_path: Path, name: str):
     text = fitted(name)
     if name == "pyxis.sh":
-        assert "    --container-image=" in text and "#SBATCH --container" not in text  # options of the step, not here
+        assert "    --container-image " in text and "#SBATCH --container" not in text  # options of the step, not here
     (tmp_path / "job.sh").write_text(text)
     smaller = ["--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=2", "--gpus-per-node=2"]
     done = client(slurm, "sbatch", "--test-only", *smaller, str(tmp_path / "job.sh"))

@@ -119,7 +119,7 @@ srun --mpi={{ asked.mpi }} {{ "--het-group=0,1" if asked.servers else '--ntasks-
 {% if asked.apptainer %}
     apptainer exec {{ "--nv " if asked.gpus_per_node }}--bind "$PWD,$folder" {{ asked.apptainer | place }} \
 {% elif asked.pyxis %}
-    --container-image={{ asked.pyxis | place }} --container-mounts="$PWD:$PWD,$folder:$folder" --container-workdir="$PWD" \
+    --container-image {{ asked.pyxis | place }} --container-mounts="$PWD:$PWD,$folder:$folder" --container-workdir="$PWD" \
 {% endif %}
     "$python" {{ asked.script | word }}{% for argument in asked.arguments %} {{ argument | word }}{% endfor %}{{ " &" if asked.save_before }}
 {% endblock %}

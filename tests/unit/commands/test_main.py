@@ -248,6 +248,13 @@ def test_a_working_folder_that_is_gone_is_told_in_a_line(name, tmp_path, monkeyp
     assert capsys.readouterr().err == f"mpidist {name}: the working folder is gone; cd into one that is there\n"
 
 
+def test_what_a_command_starts_has_an_output_too():
+    start = "import os; from mpidist.commands import main; main._open_closed(); os._exit(os.system('echo x') != 0)"
+    line = f"{shlex.join([sys.executable, '-c', start])} >&-"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_command_without_its_output_does_what_it_is_to_do(closed, tmp_path):
     """As a daemon starts it; a file that it opens is not taken for its output."""

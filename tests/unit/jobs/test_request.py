@@ -76,6 +76,7 @@ def test_an_array_is_a_range(text):
         ({"name": "7 seeds"}, "--name '7 seeds': expected a letter, then"),
         ({"partition": "a b"}, "--partition 'a b': expected one word"),
         ({"mpi": "pmix; rm"}, "--mpi 'pmix; rm': expected one word"),
+        ({"scratch": "${SCRATCH:-~/runs}"}, "'${SCRATCH:-~/runs}': bash leaves ~ as it is there; give $HOME"),
         ({"python": "$(which python)"}, "--python '$(which python)': expected a path without quotes"),
         ({"directives": ("exclusive",)}, "--directive 'exclusive': expected an option of sbatch"),
         ({"setup": ("a\nb",)}, "expected one line"),

@@ -143,6 +143,8 @@ def test_paths_with_blanks_and_in_the_home_folder_are_the_ones_of_the_job(slurm)
     assert 'folder="/my scratch;x/$SLURM_JOB_NAME"' in lines
     assert 'python=~/"venv/bin/python"' in "\n".join(lines)
     assert '~/"image.sif"' in srun(lines)
+    step = srun(slurm(pyxis="~/image.sqsh"))  # bash leaves ~ behind "=" as it is
+    assert step[step.index("--container-image") + 1] == '~/"image.sqsh"'
 
 
 def test_a_missing_jinja2_is_said_with_its_cure(slurm, monkeypatch):

@@ -433,6 +433,40 @@ def test_a_training_that_goes_back_to_a_checkpoint_goes_back_in_its_data(tmp_pat
     assert alone(on_rank) == (whole if steps is None else by_steps)
 
 
+@pytest.mark.parametrize("steps", [None, 6])
+def test_a_checkpoint_of_the_present_place_leaves_the_data_as_they_are(tmp_path, steps):
+    def on_rank():
+        def there_and_back(batch, logs):
+            if rows.trainer.steps_made in (3, 12):
+                checkpoint = mpidist.Checkpoint(**rows.trainer.checkpoint_objects())
+                checkpoint.save(tmp_path / "a.h5")
+                checkpoint.restore(tmp_path / "a.h5")
+
+        rows = Rows()
+        data = mpidist.data.Dataset.range(6).map(float).batch(1)
+        return rows.fit(data, LambdaCallback(on_train_batch_end=there_and_back), epochs=3, steps_per_epoch=steps)
+
+    assert alone(on_rank) == [[*map(float, range(6))]] * 3
+
+
+@pytest.mark.parametrize("steps", [None, 5])
+def test_a_checkpoint_of_the_present_place_is_refused_where_its_batch_is_taken_already(tmp_path, steps):
+    def on_rank():
+        def save(batch, logs):
+            mpidist.Checkpoint(**rows.trainer.checkpoint_objects()).save(tmp_path / "a.h5")
+
+        def restore(batch, logs):
+            if batch == 2:
+                mpidist.Checkpoint(**rows.trainer.checkpoint_objects()).restore(tmp_path / "a.h5")
+
+        rows = Rows()
+        turns = LambdaCallback(on_train_batch_begin=restore, on_train_batch_end=save)
+        rows.fit(numpy.arange(5.0), turns, batch_size=1, steps_per_epoch=steps)
+
+    with pytest.raises(RuntimeError, match="a checkpoint of step 2 of epoch 0 before step 2 of epoch 0, where the dat"):
+        alone(on_rank)
+
+
 @pytest.mark.parametrize("turn", ["on_train_batch_begin", "on_train_batch_end", "on_epoch_begin"])
 def test_a_training_does_not_go_back_where_its_data_cannot(tmp_path, turn):
     with pytest.raises(RuntimeError, match="a callback has restored a checkpoint of step . of epoch 1 .*on_epoch_end"):
@@ -461,6 +495,27 @@ def test_an_evaluation_of_the_training_data_leaves_them_where_they_are(tmp_path,
 
     whole = alone(on_rank, tmp_path / "whole")
     assert alone(on_rank, tmp_path / "parts", stop) + alone(on_rank, tmp_path / "parts") == whole
+
+
+@pytest.mark.parametrize("is_validated", [False, True])
+def test_an_evaluation_of_the_training_data_takes_all_rows_where_the_training_goes_on_in_an_epoch(is_validated):
+    def on_rank():
+        rows, losses = Rows(), []
+
+        def begin(epoch, logs):
+            if not is_validated:
+                losses.append(rows.trainer.evaluate(data, verbose=0, return_dict=True)["loss"])
+
+        def end(epoch, logs):
+            losses.append(logs.get("val_loss"))
+
+        data = rows.trainer.strategy.experimental_distribute_dataset(mpidist.data.Dataset.range(8).map(float).batch(1))
+        data.begin(0, 5)
+        options = {"validation_data": data} if is_validated else {}
+        trained = rows.fit(data, LambdaCallback(on_epoch_begin=begin, on_epoch_end=end), epochs=1, **options)
+        return trained, losses[-1 if is_validated else 0]
+
+    assert alone(on_rank) == ([[5.0, 6.0, 7.0]], 3.5)
 
 
 @pytest.mark.parametrize("method", ["evaluate", "predict", "fit"])
