@@ -224,7 +224,7 @@ class DistributedIterator(Iterator[Any]):
         return batch
 
     @property
-    def is_left(self) -> bool:
+    def _is_left(self) -> bool:
         """Whether the data set was restored since: its next iterator begins there.  Local."""
         return self._walk != self._owner._walks
 

@@ -119,7 +119,7 @@ class Batches:
     @property
     def are_left(self) -> bool:
         """Whether the data were restored since the batch that was given last: the next one is of another place."""
-        return getattr(self._running, "is_left", False)
+        return getattr(self._running, "_is_left", False)
 
     @property
     def steps(self) -> int | None:
