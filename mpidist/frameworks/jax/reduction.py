@@ -110,7 +110,10 @@ class _BoundTree:
     def __init__(self, tree: Any, replicas: Replicas, op: str, compression: Compression | None) -> None:
         self.kind = TreeKind(tree, _WHAT)
         self._replicas, self._op, self._compression = replicas, op, compression
-        self._check()
+        for leaf, name in zip(self.kind.leaves, self.kind.names, strict=True):
+            if not leaf.has_sum:
+                raise TypeError(f"{_WHAT}: leaf {name!r} is an array of random keys, which have no sum; broadcast it")
+        self.kind.check_dtypes(lambda dtype: check_reducible(dtype, "sum"))
         self._device = self.kind.device()
         if self._device is not None:
             cuda.require_cupy()
@@ -126,16 +129,6 @@ class _BoundTree:
             reducing = self._weighted_all_reduce()[0]
             assert isinstance(reducing, CompressedAllReduce)
             self.compressed = reducing
-
-    def _check(self) -> None:
-        """Raise for a leaf without a sum, before any communication."""
-        for leaf, name in zip(self.kind.leaves, self.kind.names, strict=True):
-            if not leaf.has_sum:
-                raise TypeError(f"{_WHAT}: leaf {name!r} is an array of random keys, which have no sum; broadcast it")
-            try:
-                check_reducible(leaf.dtype, "sum")
-            except UnsupportedDtypeError as error:
-                raise UnsupportedDtypeError(f"{_WHAT}: leaf {name!r}: {error}") from None
 
     def start(self, values: Sequence[Any], weight: float | None) -> Any:
         """Start the reduction of the leaves of a tree.  Collective."""
