@@ -48,7 +48,7 @@ def adapter_of(
             _require_fit(x, steps, class_weight)
         batches = KerasBatches(replica, x, shuffle, class_weight)
         replica.compare(f"Keras {what}", [fact("batches in an epoch", batches.num_batches), fact("steps", steps)])
-        return PartAdapter(replica, batches)
+        return batches
     x, y, sample_weight = map(on_host, arrays)
     if class_weight is not None:
         sample_weight = _weights_of_classes(y, sample_weight, class_weight)
@@ -59,7 +59,7 @@ def adapter_of(
     facts.compare_arrays(replica, f"Keras {what}", (x, y, sample_weight), settings)
     # a step is given as many parts as Keras gives it, and one part as it is
     batches = keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
-    return PartAdapter(replica, ArrayBatches(replica, batches, size, shuffle))
+    return ArrayBatches(replica, batches, size, shuffle)
 
 
 def are_arrays(given: Any) -> bool:
