@@ -20,7 +20,7 @@ from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.keras import backends, checks, facts, metrics
 from mpidist.frameworks.keras.callbacks import with_agreement
 from mpidist.frameworks.keras.classes import distribute, replica_of, stock, stock_class, stock_classes
-from mpidist.frameworks.keras.current_step import stepping
+from mpidist.frameworks.keras.current_step import current_step
 from mpidist.frameworks.keras.given import adapter_of, on_host, split
 from mpidist.frameworks.keras.inputs import cut, rows_of
 from mpidist.frameworks.keras.optimizer import distribute_optimizer
@@ -261,7 +261,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _is_by_itself(replica: ModelReplica, given: Any) -> bool:
     """Return whether a model is called with values, and neither trained, nor traced, nor put into another one."""
-    if replica.is_running or stepping() is not None or in_stateless_scope():
+    if replica.is_running or current_step.replica is not None or in_stateless_scope():
         return False
     is_concrete = backends.seam().is_concrete
     leaves = keras.tree.flatten(given)

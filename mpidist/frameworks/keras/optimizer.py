@@ -15,7 +15,7 @@ import numpy
 from mpidist.errors import CollectiveMismatchError
 from mpidist.frameworks.keras import backends, facts
 from mpidist.frameworks.keras.classes import distribute, replica_of, stock
-from mpidist.frameworks.keras.current_step import in_optimizer, is_in_optimizer, stepping
+from mpidist.frameworks.keras.current_step import current_step, in_optimizer
 from mpidist.frameworks.keras.float_range import overflown
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import learning_rates
@@ -28,8 +28,8 @@ def distribute_optimizer(optimizer: keras.optimizers.Optimizer, replica: ModelRe
 
 def _outermost(optimizer: Any) -> ModelReplica | None:
     """Return the replica for which an optimizer reduces; None where nothing is left to be done."""
-    own, model = replica_of(optimizer), stepping()
-    if own is None or is_in_optimizer():
+    own, model = replica_of(optimizer), current_step.replica
+    if own is None or current_step.is_in_optimizer:
         return None
     return model if model is not None and model.strategy is own.strategy else own
 

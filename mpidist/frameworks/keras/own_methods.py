@@ -1,4 +1,4 @@
-"""Methods that single objects have for a time, in the place of those of their classes."""
+"""Methods, and other attributes, that single objects have for a time, in the place of those of their classes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import numpy
 from mpidist import context
 from mpidist.arrays import byte_view
 from mpidist.errors import CollectiveMismatchError
-from mpidist.frameworks.keras.current_step import step_of, stepping
+from mpidist.frameworks.keras.current_step import current_step, step_of
 from mpidist.frameworks.keras.random_numbers import own_random_numbers
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.replicas import Replicas, replicas_of
@@ -134,7 +134,7 @@ class ModelReplica:
 
         RuntimeError, in a step: the function would take this replica's rows for those of all replicas.
         """
-        if stepping() is not None:
+        if current_step.replica is not None:
             raise RuntimeError(
                 f"{self.name}: fit, evaluate, predict, train_on_batch and test_on_batch of a distributed Keras model "
                 "take the rows of all replicas, and a step has those of one: inside of train_step, test_step or a "
