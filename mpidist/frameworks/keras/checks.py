@@ -14,7 +14,7 @@ import keras
 from keras.src.backend import get_keras_mask
 
 from mpidist.frameworks.keras import backends
-from mpidist.frameworks.keras.metrics import is_of_keras
+from mpidist.frameworks.keras.classes import is_of_keras
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.row_values import by_number, require_row_values, require_row_weights

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import keras
 
-from mpidist.frameworks.keras.metrics import is_of_keras
+from mpidist.frameworks.keras.classes import is_of_keras
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.random_numbers import is_seed
 

@@ -16,7 +16,7 @@ import numpy
 from mpidist.errors import OutOfRangeError
 from mpidist.frameworks.keras import backends, checks, metrics, step_parts
 from mpidist.frameworks.keras.callbacks import flat_callbacks
-from mpidist.frameworks.keras.classes import distribute, of_keras, replica_of
+from mpidist.frameworks.keras.classes import distribute, is_of_keras, of_keras, replica_of
 from mpidist.frameworks.keras.given import adapter_of, split
 from mpidist.frameworks.keras.inputs import PartAdapter
 from mpidist.frameworks.keras.model import SAVING, compute_loss, link_optimizers
@@ -479,8 +479,7 @@ def _is_watching(callback: Any) -> bool:
     """Return whether a callback may read or write the model between two batches: the user's, or one that saves."""
     if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
         return bool(getattr(callback, "save_freq", None) != "epoch")
-    is_stock = type(callback).__module__.partition(".")[0] == "keras"
-    is_own = not is_stock or isinstance(callback, keras.callbacks.LambdaCallback)
+    is_own = not is_of_keras(type(callback)) or isinstance(callback, keras.callbacks.LambdaCallback)
     return is_own and any(_has(callback, hook) for hook in (*_BEGINNINGS, *_ENDS))
 
 
