@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -73,8 +72,8 @@ class Trials:
         return bool((was_known & is_known & (was_mean != is_mean)).any())
 
 
-#: By the ids of metrics that live, and the kinds of arguments.  Some metrics cannot be hashed.
-_TRIALS: dict[int, dict[Hashable, Trials]] = {}
+#: The attribute of a metric that has its trials, by the kinds of arguments.
+_TRIALS = "_mpidist_trials"
 
 
 def trials_of(metric: Any, args: Sequence[Any], kwargs: dict[str, Any], rows: int | None) -> Trials | None:
@@ -83,10 +82,8 @@ def trials_of(metric: Any, args: Sequence[Any], kwargs: dict[str, Any], rows: in
     leaves = keras.tree.flatten((args, kwargs))
     if not all(map(backends.seam().is_concrete, [*values, *(each for each in leaves if keras.ops.is_tensor(each))])):
         return None
-    if id(metric) not in _TRIALS:
-        weakref.finalize(metric, _TRIALS.pop, id(metric))
-    kind = rows, len(args), *kwargs, *map(_kind, leaves)
-    return _TRIALS.setdefault(id(metric), {}).setdefault(kind, Trials())
+    by_kind: dict[Hashable, Trials] = vars(metric).setdefault(_TRIALS, {})
+    return by_kind.setdefault((rows, len(args), *kwargs, *map(_kind, leaves)), Trials())
 
 
 def _kind(leaf: Any) -> Hashable:
