@@ -386,6 +386,15 @@ def _synchronized(replica: ModelReplica, model: Any, state: Any) -> Any:
     return state
 
 
+def value_and_grad(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that returns loss and gradients by the first argument, a list of arrays.  Local."""
+    return jax.jit(jax.value_and_grad(fn))
+
+
+#: Returns a function, which makes no gradients, compiled.  Local.
+without_gradients = jax.jit
+
+
 def is_concrete(value: Any) -> bool:
     """Return whether an array has values, and is not one that is traced.  Local."""
     return not isinstance(value, jax.core.Tracer)

@@ -6,7 +6,7 @@ settings.  The model itself is only called, statelessly, and keeps the weights t
 
 from __future__ import annotations
 
-import importlib
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,15 +14,21 @@ import keras
 import numpy
 
 from mpidist.errors import quoted
-from mpidist.frameworks.keras import checks
+from mpidist.frameworks.keras import backends, checks
 from mpidist.frameworks.keras.classes import is_distributed
 from mpidist.frameworks.keras.kept_metrics import kept_metrics
 from mpidist.frameworks.keras.own_optimizer import own_optimizer
+from mpidist.training.estimator.estimator import Estimator
+from mpidist.training.estimator.run_config import RunConfig
 from mpidist.training.estimator.spec import EstimatorSpec, ModeKeys, TrainOp
 from mpidist.variables import Variable
 
-#: Backend -> the module with its gradients.
-_GRADIENTS = {"jax": "mpidist.frameworks.keras.jax_gradient", "torch": "mpidist.frameworks.keras.torch_gradient"}
+
+def to_estimator(
+    keras_model: Any, model_dir: str | os.PathLike[str] | None = None, config: RunConfig | None = None
+) -> Estimator:
+    """Return an Estimator of a compiled Keras model; see `mpidist.estimator.model_to_estimator`."""
+    return Estimator(KerasModelFunction(keras_model), model_dir, config)
 
 
 class KerasModelFunction:
@@ -44,10 +50,10 @@ class KerasModelFunction:
         self._loss = _mean_loss(model.loss)
         self._metrics = kept_metrics(model, self._output)
         self._optimizer = own_optimizer(model.optimizer)
-        gradients = importlib.import_module(_GRADIENTS[keras.backend.backend()])
-        self._value_and_grad = gradients.value_and_grad(self._training_loss)
-        self._evaluated = gradients.compiled(self._evaluation)
-        self._predicted = gradients.compiled(self._prediction)
+        seam = backends.seam()
+        self._value_and_grad = seam.value_and_grad(self._training_loss)
+        self._evaluated = seam.without_gradients(self._evaluation)
+        self._predicted = seam.without_gradients(self._prediction)
 
     def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
         """Return the model of a mode.  Collective where the strategy has several replicas."""
@@ -176,7 +182,7 @@ def _require_trainable(model: Any) -> None:
             "the model was made in the scope of a strategy, and trains over all ranks by itself: make it outside, and "
             "give the strategy to RunConfig(train_distribute=...)"
         )
-    if keras.backend.backend() not in _GRADIENTS:
+    if keras.backend.backend() not in backends.SEAMS:
         raise NotImplementedError(
             f"Keras models become Estimators with the backends jax and torch, and Keras has "
             f"{keras.backend.backend()}: set the environment variable KERAS_BACKEND before Keras is imported"

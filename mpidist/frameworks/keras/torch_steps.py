@@ -264,6 +264,25 @@ def _as_tensor(leaf: Any) -> Any:
     return None if leaf is None else keras.ops.convert_to_tensor(leaf)
 
 
+def value_and_grad(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that returns loss and gradients by the first argument, a list of arrays.  Local."""
+
+    def with_gradients(arrays: Sequence[Any], *arguments: Any) -> tuple[Any, list[Any]]:
+        leaves = [torch.tensor(each, requires_grad=True) for each in arrays]
+        loss = fn(leaves, *arguments)
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        pairs = zip(leaves, found, strict=True)
+        gradients = [torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in pairs]
+        return loss.detach(), gradients
+
+    return with_gradients
+
+
+def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which makes no gradients.  Local."""
+    return torch.no_grad()(fn)
+
+
 def is_concrete(value: Any) -> bool:
     """Return whether a tensor has values, and not a shape only.  Local."""
     return value.device.type != "meta"
