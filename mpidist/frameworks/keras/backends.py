@@ -12,16 +12,6 @@ from mpidist.packages import pip_install
 #: Backend -> the module that has its seam.
 SEAMS = {"jax": "mpidist.frameworks.keras.jax_steps", "torch": "mpidist.frameworks.keras.torch_steps"}
 
-#: What is put over the methods of a model, by functions of these names in a seam.
-METHODS = (
-    "make_train_function",
-    "make_test_function",
-    "make_predict_function",
-    "train_step",
-    "test_step",
-    "predict_step",
-)
-
 #: The oldest version of Keras that is tested.
 _OLDEST = (3, 12)
 
@@ -31,7 +21,8 @@ def seam() -> Any:
 
     Each has ``reduced(replica, gradients, is_weighted)``, ``is_concrete(value)``, ``own_dropout(thread)``,
     ``buffers(model)``, ``share_buffers(replica, model)``, of a function ``value_and_grad(fn)`` and
-    ``without_gradients(fn)``, and, of a model and its replica, `METHODS`.
+    ``without_gradients(fn)``, and, of a model, its replica and the name of a method that it is put over, ``step`` and
+    ``make_function``.
     """
     return importlib.import_module(SEAMS[keras.backend.backend()])
 

@@ -379,14 +379,14 @@ def _replaced(path: Path, overwrite: bool) -> Iterator[Path]:
                 os.replace(entry, place)
 
 
-def _of_backend(name: str) -> Callable[..., Any]:
-    """Return a method that calls what the seam of the backend has under its name."""
+def _of_backend(name: str, function: str) -> Callable[..., Any]:
+    """Return a method of a name that calls a function of the seam of the backend."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         replica = replica_of(self)
         if replica is None:
             return getattr(stock(self), name)(*args, **kwargs)
-        return getattr(backends.seam(), name)(self, replica, *args, **kwargs)
+        return getattr(backends.seam(), function)(self, replica, name, *args, **kwargs)
 
     return method
 
@@ -401,9 +401,12 @@ SAVING: dict[str, Any] = {
     "save_weights": _save_weights,
 }
 
+_MAKERS = ("make_train_function", "make_test_function", "make_predict_function")
+
 _METHODS: dict[str, Any] = {
     **SAVING,
-    **{name: _of_backend(name) for name in backends.METHODS},
+    **{name: _of_backend(name, "make_function") for name in _MAKERS},
+    **{name: _of_backend(name, "step") for name in ("train_step", "test_step", "predict_step")},
     "fit": _fit,
     "evaluate": _evaluate,
     "predict": _predict,

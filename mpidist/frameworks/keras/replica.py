@@ -58,7 +58,7 @@ class ModelReplica:
         Whether all replicas have the chief's weights, and the state of its optimizer.
     compilations : int
         How often the model was compiled.
-    steps, test_step, predict_step : object
+    steps : object
         What the seam of the backend keeps for the model's steps.
     last_share : BatchShare or None
         Of the last step.
@@ -80,8 +80,6 @@ class ModelReplica:
         self.halves: set[int] = set()
         self.compilations = 0
         self.steps: Any = None
-        self.test_step: Any = None
-        self.predict_step: Any = None
         self.last_share: BatchShare | None = None
         self._depth = 0
         self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
