@@ -14,12 +14,13 @@ import keras
 from keras.src.backend import compute_output_spec
 
 from mpidist.errors import quoted
+from mpidist.frameworks.keras.own_methods import kept
 
 #: The other numbers of rows are multiples of this one: a loss may take rows by twos, threes or fours.
 _MULTIPLE = 12
 
-#: The attribute of a loss or a metric that has the shapes that were found right.
-_FOUND = "_mpidist_right_shapes"
+#: The shapes that were found right, by losses and metrics.
+_right_shapes: dict[int, set[Hashable]] = {}
 
 _ADVICE = (
     "return a value for each row, as keras.ops.mean(keras.ops.abs(labels - outputs), axis=-1) is of outputs of two axes"
@@ -57,7 +58,7 @@ def require_row_values(
     leaves = [leaf for leaf in keras.tree.flatten(given) if getattr(leaf, "shape", ())]
     shapes = tuple(tuple(leaf.shape) for leaf in leaves)
     shape, rows = tuple(keras.ops.shape(values)), shapes[0][0]
-    right: set[Hashable] = vars(owner).setdefault(_FOUND, set())
+    right = kept(_right_shapes, owner, set)
     if (shape, shapes) in right:
         return
     says = f"{who} returned values of shape {shape} for {rows} rows"
