@@ -127,7 +127,13 @@ class ArrayBatches(PartAdapter):
             share = BatchShare.of(rows, self._replica.number, self._replica.count)
             given = slice(start + share.given.start, start + share.given.stop)
             chosen = given if order is None else order[given]
-            yield share, keras.tree.map_structure(lambda leaf, chosen=chosen: self._taken(leaf, chosen), self._arrays)
+            yield (
+                share,
+                keras.tree.map_structure(
+                    lambda leaf, chosen=chosen: None if leaf is None else as_given(leaf[chosen], self._floatx),
+                    self._arrays,
+                ),
+            )
 
     def _chiefs_order(self, drawn: Iterator[Any]) -> numpy.ndarray | None:
         """Return the order of the rows in this epoch, as the chief draws it; None where it is theirs.  Collective."""
@@ -138,9 +144,6 @@ class ArrayBatches(PartAdapter):
             numbers = keras.tree.flatten(list(drawn))
             order[...] = numpy.concatenate([keras.ops.convert_to_numpy(each) for each in numbers])
         return self._replica.from_chief([order])[0]
-
-    def _taken(self, leaf: Any, chosen: Any) -> Any:
-        return None if leaf is None else as_given(leaf[chosen], self._floatx)
 
 
 class DatasetInput(InputAdapter):

@@ -244,7 +244,7 @@ def begin(models: Sequence[Any]) -> None:
         replica = replica_of(model)
         if not replica.has_chiefs_weights and getattr(model, "built", False):
             facts.compare_models(replica, model, "a Keras model that is made in a scope, or given to distribute")
-            share_weights(replica, model)
+            share_weights(replica, model, model.variables)
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -254,7 +254,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.built:
             compute_output_spec(stock(self).__call__, *args, **kwargs)
         facts.compare_models(replica, self, "the first call of a Keras model, which takes the weights of rank 0")
-        share_weights(replica, self)
+        share_weights(replica, self, self.variables)
     with own_random_numbers(replica.number) if is_by_itself and replica.is_in_force else nullcontext():
         return stock(self).__call__(*args, **kwargs)
 
@@ -283,12 +283,14 @@ def _predict_on_batch(self: Any, x: Any) -> Any:
 def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the loss of this replica's rows, of which the mean over replicas is that of the batch.  Local."""
     replica = replica_of(self)
+    below = stock(self).compute_loss
     if replica is None or replica.share is None:
-        return stock(self).compute_loss(*args, **kwargs)
-    given = checks.bound_loss(stock(self).compute_loss, args, kwargs)
-    given = checks.loss_arguments(self, replica, given)
-    with checks.losses_of_rows(checks.compiled_losses(self), given.get("sample_weight"), replica.name):
-        return stock(self).compute_loss(**given)
+        return below(*args, **kwargs)
+    given = checks.loss_arguments(self, replica, below, args, kwargs)
+    # Private: what compile was given, and the losses of all outputs, once the model is built
+    losses = [each.loss for each in getattr(self._compile_loss, "_flat_losses", None) or ()]
+    with checks.losses_of_rows(losses, given.get("sample_weight"), replica.name):
+        return below(**given)
 
 
 def _get_metrics_result(self: Any) -> Any:

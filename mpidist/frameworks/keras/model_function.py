@@ -14,10 +14,11 @@ import keras
 import numpy
 
 from mpidist.errors import quoted
-from mpidist.frameworks.keras import backends, checks
+from mpidist.frameworks.keras import backends, checks, metrics
 from mpidist.frameworks.keras.classes import is_distributed
 from mpidist.frameworks.keras.kept_metrics import kept_metrics
 from mpidist.frameworks.keras.own_optimizer import own_optimizer
+from mpidist.frameworks.keras.variables import free_name
 from mpidist.training.estimator.estimator import Estimator
 from mpidist.training.estimator.run_config import RunConfig
 from mpidist.training.estimator.spec import EstimatorSpec, ModeKeys, TrainOp
@@ -42,7 +43,8 @@ class KerasModelFunction:
     def __init__(self, model: keras.Model) -> None:
         _require_trainable(model)
         self._model = model
-        self._names = _unique([each.path for each in model.variables])
+        names: set[str] = set()
+        self._names = [free_name(each.path, names) for each in model.variables]
         place_of = {id(each): place for place, each in enumerate(model.variables)}
         self._trained = [place_of[id(each)] for each in model.trainable_variables]
         self._others = [place_of[id(each)] for each in model.non_trainable_variables]
@@ -78,11 +80,11 @@ class KerasModelFunction:
         loss, found = self._value_and_grad(*self._weights(parameters), features, labels)
         gradients: dict[str, Any] = dict.fromkeys(self._names, 0.0)
         gradients.update({self._names[place]: each for place, each in zip(self._trained, found, strict=True)})
-        return _number(loss), gradients
+        return metrics.number(loss), gradients
 
     def _evaluate(self, parameters: Mapping[str, Any], features: Any, labels: Any) -> Any:
         loss, predictions = self._evaluated(*self._weights(parameters), features, labels)
-        return _number(loss), {self._output: keras.ops.convert_to_numpy(predictions)}
+        return metrics.number(loss), {self._output: keras.ops.convert_to_numpy(predictions)}
 
     def _predict(self, parameters: Mapping[str, Any], features: Any) -> Any:
         return {self._output: keras.ops.convert_to_numpy(self._predicted(*self._weights(parameters), features))}
@@ -187,18 +189,3 @@ def _require_trainable(model: Any) -> None:
             f"Keras models become Estimators with the backends jax and torch, and Keras has "
             f"{keras.backend.backend()}: set the environment variable KERAS_BACKEND before Keras is imported"
         )
-
-
-def _unique(paths: list[str]) -> list[str]:
-    """Return names, with a number behind those that were there already."""
-    names: list[str] = []
-    for path in paths:
-        name, number = path, 1
-        while name in names:
-            name, number = f"{path}_{number}", number + 1
-        names.append(name)
-    return names
-
-
-def _number(loss: Any) -> float:
-    return float(keras.ops.convert_to_numpy(loss))

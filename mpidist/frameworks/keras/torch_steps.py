@@ -275,17 +275,15 @@ def own_dropout(thread: int) -> AbstractContextManager[None]:
     of_keras = torch_random.dropout
 
     def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
-        is_seeded = not (seed is None or isinstance(seed, keras.random.SeedGenerator) and _is_without_seed(seed))
+        is_seeded = not (
+            seed is None or isinstance(seed, keras.random.SeedGenerator) and seed.get_config()["seed"] is None
+        )
         if is_seeded or noise_shape is not None or not 0 < rate < 1 or get_ident() != thread:
             return of_keras(inputs, rate, noise_shape, seed)
         generator = torch_random.torch_seed_generator(seed)
         return inputs * torch.empty_like(inputs).bernoulli_(1 - rate, generator=generator).div_(1 - rate)
 
     return put_over([(torch_random, "dropout", dropout)])
-
-
-def _is_without_seed(generator: keras.random.SeedGenerator) -> bool:
-    return generator.get_config()["seed"] is None
 
 
 def share_buffers(replica: ModelReplica, model: Any) -> None:
