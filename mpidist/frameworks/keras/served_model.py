@@ -17,7 +17,7 @@ from mpidist.errors import OutOfRangeError
 from mpidist.frameworks.keras import backends, checks, metrics, step_parts
 from mpidist.frameworks.keras.callbacks import flat_callbacks
 from mpidist.frameworks.keras.classes import distribute, is_of_keras, of_keras, replica_of
-from mpidist.frameworks.keras.given import adapter_of, split
+from mpidist.frameworks.keras.given import adapter_of, split, three
 from mpidist.frameworks.keras.inputs import PartAdapter
 from mpidist.frameworks.keras.model import SAVING, compute_loss, link_optimizers
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
@@ -119,7 +119,7 @@ def _validation(
     model: Any, data: Any, often: Any, sizes: dict[str, Any], callbacks: keras.callbacks.CallbackList
 ) -> Callable[[int], dict[str, Any]]:
     """Return what says, at the end of an epoch, the results of an evaluation, if one is due then."""
-    x, y, sample_weight = (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
+    x, y, sample_weight = three(data)
     # Private: `evaluate` goes through the same data again and again by it
     model._eval_epoch_iterator = None
 
