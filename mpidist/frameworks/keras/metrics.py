@@ -89,7 +89,7 @@ def agreed(replica: ModelReplica, logs: dict[str, Any], rows: int) -> dict[str, 
     """
     logs = flat(logs)
     names = sorted(name for name, value in logs.items() if numpy.ndim(value) == 0)
-    replica.compare("logs of Keras", [(name, numpy.dtype("float64"), ()) for name in names])
+    replica.replicas.check("logs of Keras", [(name, numpy.dtype("float64"), ()) for name in names])
     of_all, own_results = replica.last_results
     own = numpy.array([float(logs[name]) for name in names])
     is_without_rows = replica.last_share is not None and not replica.last_share.own_rows

@@ -229,7 +229,3 @@ class ModelReplica:
         before = self._calls.get(owner, 0)
         self._calls[owner] = before + 1
         return before % _CALLS_PER_COMPARISON == 0
-
-    def compare(self, what: str, facts: list[tuple[str, Any, tuple[int, ...]]]) -> None:
-        """Raise CollectiveMismatchError on all ranks unless they have the same facts.  Collective."""
-        self.replicas.check(what, facts)
