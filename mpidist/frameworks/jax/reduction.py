@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -140,7 +139,7 @@ class _BoundTree:
             return self._alone(values)
         if shares is not None:
             return self._start_scaled(values, shares)
-        with self.near():
+        with cuda.near(self._device):
             taken = self.kind.taken(values)
             if self._plain is None:
                 results = Results(self.kind.leaves, [reduction_dtypes(each.dtype, self._op)[1] for each in taken])
@@ -152,14 +151,10 @@ class _BoundTree:
         """Return a handle whose results are the reduced tree."""
 
         def finish() -> Any:
-            with self.near():
+            with cuda.near(self._device):
                 return self.kind.packed(results.given(started.wait(), values))
 
         return Handle(finish, is_over=started.is_ready)
-
-    def near(self) -> AbstractContextManager[None]:
-        """Have what is done to arrays be done where the leaves lie, for a ``with`` block.  Local."""
-        return cuda.near(self._device)
 
     def _alone(self, values: Sequence[Any]) -> Handle:
         """Return the leaves as they are, but for means of integers, which are floats at any number of ranks."""
@@ -168,14 +163,14 @@ class _BoundTree:
             leaf.check(values[position])
             dtype = reduction_dtypes(leaf.dtype, self._op)[1]
             if not leaf.in_jax or dtype != leaf.dtype:
-                with self.near():
+                with cuda.near(self._device):
                     array = leaf.taken(values[position])
                     (results[position],) = Results([leaf], [dtype]).given([array], [values[position]])
         return Handle(lambda: self.kind.packed(results), is_over=lambda: True)
 
     def _start_scaled(self, values: Sequence[Any], share: float) -> Handle:
         """Start the sum of the leaves times this rank's share; a share of 0 counts as zeros, whatever the values."""
-        with self.near():
+        with cuda.near(self._device):
             taken = self.kind.taken(values)
             reducing, results, scratch = self._weighted_all_reduce(taken)
             # first: where one is under way it raises, and its values are those in scratch

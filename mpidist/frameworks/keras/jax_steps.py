@@ -54,7 +54,11 @@ class _Pending:
 
 
 def _refuse_use(*args: Any) -> NoReturn:
-    raise _used_too_early()
+    raise NotImplementedError(
+        "train_step of a distributed Keras model on JAX uses variables after optimizer.stateless_apply has updated "
+        "them; they are updated after the step, when gradients have been reduced. Return them as they are in the "
+        "state, or use the PyTorch backend"
+    )
 
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "matmul", "pow")
@@ -77,14 +81,6 @@ class _Collected:
             len(mine) == len(given) and all(one is other for one, other in zip(mine, given, strict=True))
             for mine, given in pairs
         )
-
-
-def _used_too_early() -> NotImplementedError:
-    return NotImplementedError(
-        "train_step of a distributed Keras model on JAX uses variables after optimizer.stateless_apply has updated "
-        "them; they are updated after the step, when gradients have been reduced. Return them as they are in the "
-        "state, or use the PyTorch backend"
-    )
 
 
 def collect(
@@ -251,7 +247,7 @@ def _noted(model: Any, replica: ModelReplica, state: Any, data: Any) -> tuple[An
         )
     ((optimizer, collected),) = applied
     if not collected.is_in(after):
-        raise _used_too_early()
+        _refuse_use()
     return logs, after, optimizer, collected.gradients
 
 
