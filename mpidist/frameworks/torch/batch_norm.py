@@ -201,5 +201,6 @@ class _Normalize(torch.autograd.Function):
         of_input = (gradient - mean.view(shape) - normalized * along.view(shape)) * inverse
         of_weight = of_bias = None
         if weight is not None:
-            of_input, of_weight, of_bias = of_input * weight.view(shape), *local.flip(0).to(weight.dtype)
+            of_input = of_input * weight.view(shape)
+            of_bias, of_weight = local.to(weight.dtype)
         return of_input.to(gradients[0].dtype), of_weight, of_bias, None, None, None
