@@ -276,11 +276,11 @@ def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     below = stock(self).compute_loss
     if replica is None or replica.share is None:
         return below(*args, **kwargs)
-    given = checks.loss_arguments(self, replica, below, args, kwargs)
+    arguments = checks.loss_arguments(self, replica, below, args, kwargs)
     # Private: what compile was given, and the losses of all outputs, once the model is built
     losses = [each.loss for each in getattr(self._compile_loss, "_flat_losses", None) or ()]
-    with checks.losses_of_rows(losses, given.get("sample_weight"), replica.name):
-        return below(**given)
+    with checks.losses_of_rows(losses, arguments.get("sample_weight"), replica.name):
+        return below(**arguments)
 
 
 def _get_metrics_result(self: Any) -> Any:
