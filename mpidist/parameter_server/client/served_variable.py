@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -164,7 +164,7 @@ class ServedVariable(DistributedVariable):
         """Return rows, by a flat array of their numbers."""
         return self._client.lookup(self.key, indices)
 
-    def _write(self, verb: str, write_fn: Callable[[Any, Any], None], value: Any) -> DistributedVariable:
+    def _write(self, verb: str, value: Any) -> DistributedVariable:
         value = self._converted(value)
         if self._place() is Place.REPLICA:
             value = self._aggregated(value)
@@ -175,7 +175,7 @@ class ServedVariable(DistributedVariable):
     def _is_shared(self) -> bool:
         return self.strategy.extended.num_replicas > 1  # of this worker
 
-    def _scatter(self, verb: str, write_fn: Callable[[Any, Any, Any], None], rows: Any) -> Any:
+    def _scatter(self, verb: str, rows: Any) -> Any:
         self._put_rows(verb, self._rows_for(verb, rows))
         return self
 

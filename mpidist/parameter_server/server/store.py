@@ -21,20 +21,7 @@ from mpidist.parameter_server.server.stored_optimizer import StoredOptimizer
 from mpidist.parameter_server.stored_variable import StoredVariable
 from mpidist.parameter_server.update import Update
 from mpidist.variables import IndexedSlices
-
-#: What `assign` and `scatter` do, by verb; NumPy's functions for rows that are named several times.
-_VERBS = {
-    "assign": None,
-    "assign_add": numpy.add,
-    "assign_sub": numpy.subtract,
-    "scatter_update": None,
-    "scatter_add": numpy.add,
-    "scatter_sub": numpy.subtract,
-    "scatter_mul": numpy.multiply,
-    "scatter_div": numpy.divide,
-    "scatter_max": numpy.maximum,
-    "scatter_min": numpy.minimum,
-}
+from mpidist.variables.variable import VERBS
 
 
 @dataclass
@@ -198,7 +185,7 @@ class Store:
 
     def assign(self, key: Key, verb: str, value: Any) -> None:
         """Set all of a variable, or add to it, or subtract from it."""
-        operation = _VERBS[verb]
+        operation = VERBS[verb]
         if operation is not None:
             self.require_whole([key])
         self._assign(key, operation, value)
@@ -226,7 +213,7 @@ class Store:
         _check_rows(self.variables[key].spec, indices)
         self.require_whole([key])
         table = self.make_table(key).storage
-        operation = _VERBS[verb]
+        operation = VERBS[verb]
         if operation is None:
             table[indices] = rows
         else:
