@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import numpy
@@ -33,18 +33,6 @@ _KNOWN_LISTS = 16
 _ARRAYS = {numpy.ndarray}
 
 
-class _Again(NamedTuple):
-    """A list of whole variables whose gradients, all of them arrays, have been pushed."""
-
-    variables: tuple[ServedVariable, ...]
-    strategy: Any
-    client: Client
-    #: The client's when it made the plan, which is void once it has another one.
-    generation: int
-    #: The plan, while the client keeps it.
-    planned: Callable[[], PlannedList | None]
-
-
 class ServedUpdates(Updates):
     """The updates of one optimizer by servers.
 
@@ -58,8 +46,9 @@ class ServedUpdates(Updates):
         self._optimizer = optimizer
         self._number = number
         self._is_registered = False
-        # Lists of whole variables that were pushed before, the last one first.
-        self._known: deque[_Again] = deque(maxlen=_KNOWN_LISTS)
+        # Lists of whole variables that were pushed before, the last one first, whose gradients were all arrays; each
+        # with its plan, while the client keeps it, which is void once the client is of another generation.
+        self._known: deque[tuple[tuple[ServedVariable, ...], int, ref[PlannedList]]] = deque(maxlen=_KNOWN_LISTS)
 
     def require_updatable(self, rule: Rule, variables: Sequence[Any]) -> None:
         """Raise NotImplementedError if the rule, which needs a variable whole, would see shards of it.  Local."""
@@ -126,7 +115,7 @@ class ServedUpdates(Updates):
         generation = client.generation
         plan = client.push(self._number, pairs, scale)
         if set(map(type, gradients)) == _ARRAYS and all(type(each) is ServedVariable for each in variables):
-            self._known.appendleft(_Again(tuple(variables), variables[0].strategy, client, generation, ref(plan)))
+            self._known.appendleft((tuple(variables), generation, ref(plan)))
 
     def step_again(self, stages: GradientStages, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
@@ -135,16 +124,17 @@ class ServedUpdates(Updates):
         except (TypeError, ValueError):  # no pairs: who looks at each says so
             return False
         factor, number = stages.only_factor, len(variables)
-        for known in self._known:
-            if number == len(known.variables) and all(map(is_, variables, known.variables)):
+        for again in self._known:
+            if number == len(again[0]) and all(map(is_, variables, again[0])):
                 break
         else:
             return False
-        _, strategy, client, generation, planned = known
-        if factor is None or strategy is not context.get_strategy() or set(map(type, gradients)) != _ARRAYS:
-            return False
+        known, generation, planned = again
+        client = self._client
         plan = planned() if generation == client.generation else None
         if plan is None or client.guard is not None:  # its plans may be void by the time they are pushed
+            return False
+        if factor is None or known[0].strategy is not context.get_strategy() or set(map(type, gradients)) != _ARRAYS:
             return False
         client.push_planned(self._number, plan, gradients, factor)
         return True
