@@ -22,7 +22,6 @@ from mpidist import arrays
 from mpidist.errors import PeerLostError, ServerError
 from mpidist.optimizers.base import LearningRate, Optimizer
 from mpidist.parameter_server import protocol
-from mpidist.parameter_server.client.far_server import FarServer
 from mpidist.parameter_server.client.near_server import NearServer
 from mpidist.parameter_server.client.plans import PlannedList, Plans
 from mpidist.parameter_server.client.server_end import ServerEnd
@@ -442,7 +441,7 @@ def open_server(connection: Connection, number: int, client: int) -> ServerEnd:
     """Return a server as a client sees it, after a first word with it.  Local."""
     end = ServerEnd(connection, number, client)
     answer, _ = end.ask("hello")
-    kind: type[ServerEnd] = FarServer
+    kind = ServerEnd
     if answer["ledger"]:
         try:
             end.ledger = map_file(answer["ledger"])

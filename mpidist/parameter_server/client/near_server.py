@@ -120,12 +120,6 @@ class NearServer(ServerEnd):
             raise KeyError(f"{self.name} has no optimizer {optimizer}")
         return steps
 
-    def leave(self) -> None:
-        if self._reader is not None:
-            self._reader.unpin()
-        self.forget()
-        super().leave()
-
     def forget(self) -> None:
         if self._direct is not None:
             self._direct.close()
