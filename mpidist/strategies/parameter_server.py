@@ -128,6 +128,8 @@ class ParameterServerStrategy(Strategy):
         transports.enter(own_world)
         self._client, self.extended = self._joined(number, push_dtype, variable_partitioner, placement)
         self.extended.serves(self._client)
+        if not isinstance(self._client, LocalClient):
+            workers.install(self.extended)
         if self._connections and threading.current_thread() is threading.main_thread():
             own_process.at_exit(self._leave)
         if number == 0 and self.extended.replica_id == 0:
@@ -171,7 +173,6 @@ class ParameterServerStrategy(Strategy):
     ) -> tuple[Any, ServedExtended]:
         """Return the client of this rank, and what library code uses of this strategy."""
         group = world_communicator()
-        has_servers = bool(self._connections) or (number is not None and self._roles.trainers[number][0] != self._rank)
         servers = max(1, len(self._roles.servers))
         rules = (partitioner, Placement(servers, placement))
         client: Any = LocalClient()
@@ -181,7 +182,7 @@ class ParameterServerStrategy(Strategy):
             client = Client(connections, number, len(self._roles.trainers), number == 0, push_dtype)
         if group.size == 1:
             return client, SingleExtended(self, rules, number or 0)
-        assert has_servers and number is not None
+        assert number is not None
         client = GroupClient(group, client if self._connections else None, number == 0)
         return client, GroupExtended(self, rules, number, group)
 

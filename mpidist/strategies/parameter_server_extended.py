@@ -29,7 +29,6 @@ from mpidist.parameter_server.client.served_variable import ServedVariable, Shar
 from mpidist.parameter_server.coordinator.values import on_worker
 from mpidist.parameter_server.layout import VariableSpec
 from mpidist.parameter_server.placement import Placement, shard_count, shard_offsets
-from mpidist.strategies import workers
 from mpidist.strategies.devices_of_ranks import device_on_node
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.mirrored_extended import MirroredExtended
@@ -69,8 +68,6 @@ class ServedExtended(Workers, StrategyExtended):
         self._client = client
         self._registry = registry.Registry(client, self)
         registry.install(self._registry)
-        if not client.is_alone:
-            workers.install(self)
 
     # -- who this is --------------------------------------------------------------------------------------------------
 

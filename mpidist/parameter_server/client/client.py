@@ -54,8 +54,6 @@ def _asks(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[C
 class Client:
     """The variables on all servers.  All Local: it talks to servers only."""
 
-    #: Servers hold the variables, for other clients, too.
-    is_alone = False
     #: Grows when servers are lost.
     generation = 0
     #: What calls the methods that ask servers, to ask again when one has been replaced, see `Recovery`.
@@ -72,14 +70,15 @@ class Client:
         self.servers = self._opened(connections)
         #: By number; without servers that are gone.
         self._ends = {end.number: end for end in self.servers}
-        self._specs: dict[Key, VariableSpec] = {}
+        #: The variables that this client has created.
+        self.specs: dict[Key, VariableSpec] = {}
         self._server_of: dict[Key, int] = {}
         #: The variables in the present snapshots of all servers; of a single one, its own dict.
         self.snapshot: dict[Key, Any] = _NOTHING
         self._pulled: set[int] = set()
         self._tables: dict[Key, tuple[Any, int]] = {}
         self._alone: set[Key] = set()  # tables, once and for all
-        self.plans = Plans(self.servers, self._specs, self.server_of, push_dtype)
+        self.plans = Plans(self.servers, self.specs, self.server_of, push_dtype)
         self._optimizers = 0
         self._clocks = self._find_clocks()
         self._in_step = not self._clocks
@@ -102,7 +101,7 @@ class Client:
         if server not in self._ends:  # the same one for all clients, who all know by now that it is gone
             server = self.servers[server % len(self.servers)].number
         self._ends[server].ask("create", initial, spec=spec.described())
-        self._specs[spec.key], self._server_of[spec.key] = spec, server
+        self.specs[spec.key], self._server_of[spec.key] = spec, server
 
     def value(self, key: Key) -> Any:
         """Return a variable in the present snapshot of its server, which is taken if there is none: a read-only view.
@@ -172,7 +171,7 @@ class Client:
     @_asks
     def assign(self, key: Key, value: Any, verb: str = "assign") -> None:
         """Set a variable, or add to it (`assign_add`), or subtract from it (`assign_sub`); returns when it is done."""
-        spec, end = self._specs[key], self._ends[self.server_of(key)]
+        spec, end = self.specs[key], self._ends[self.server_of(key)]
         array = numpy.asarray(value, spec.dtype)
         if array.shape != spec.shape:
             raise ValueError(f"a value of shape {array.shape} was assigned to {spec}")
@@ -186,14 +185,9 @@ class Client:
         if not self._in_step and key[0] < WORDS:
             self._begin_step()
         indices = numpy.asarray(indices, numpy.int64)
-        spec, end = self._specs[key], self._ends[self.server_of(key)]
+        spec, end = self.specs[key], self._ends[self.server_of(key)]
         rows = end.ask("lookup", indices.reshape(-1), key=key)[1]
         return rows.reshape(*indices.shape, *spec.shape[1:])
-
-    def scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
-        """Change some rows of a variable by a verb such as `scatter_add`; returns when it is done."""
-        self._scatter(key, verb, indices, rows)
-        self.refresh()
 
     def _finish_elsewhere(self, end: ServerEnd) -> None:
         """Wait for what other servers were pushed: who sees what this client writes now sees its steps before."""
@@ -206,17 +200,20 @@ class Client:
 
         Pushes to other servers are not waited for: it is for sums that nothing is concluded from.
         """
-        self._scatter(key, "scatter_add", numpy.arange(len(values)), values, waits=False)
+        self.scatter(key, "scatter_add", numpy.arange(len(values)), values, ends_snapshot=False)
 
     @_asks
-    def _scatter(self, key: Key, verb: str, indices: Any, rows: Any, waits: bool = True) -> None:
-        spec, end = self._specs[key], self._ends[self.server_of(key)]
-        if waits:
+    def scatter(self, key: Key, verb: str, indices: Any, rows: Any, ends_snapshot: bool = True) -> None:
+        """Change some rows of a variable by a verb such as `scatter_add`; returns when it is done."""
+        spec, end = self.specs[key], self._ends[self.server_of(key)]
+        if ends_snapshot:
             self._finish_elsewhere(end)
         indices = numpy.asarray(indices, numpy.int64)
         rows = numpy.broadcast_to(numpy.asarray(rows, spec.dtype), (len(indices), *spec.shape[1:]))
         both = numpy.concatenate([indices.view(numpy.uint8), numpy.ascontiguousarray(rows).reshape(-1).view("u1")])
         end.ask("scatter", both, key=key, how=verb, count=len(indices))
+        if ends_snapshot:
+            self.refresh()
 
     def version(self, key: Key) -> int:
         """Return how often the variable had been changed when the value was made that `value` returns."""
@@ -362,7 +359,7 @@ class Client:
 
     def homeless(self) -> list[VariableSpec]:
         """Return the variables of servers that are gone, which are to be created again on others."""
-        return [self._specs[key] for key, at in self._server_of.items() if at not in self._ends]
+        return [self.specs[key] for key, at in self._server_of.items() if at not in self._ends]
 
     def undivided(self, act: Callable[[], T]) -> T:
         """Return what `act` returns, called again if servers were replaced meanwhile: then everything was restored."""
@@ -375,10 +372,6 @@ class Client:
     def _find_clocks(self) -> list[ServerEnd]:
         """Return the servers that say when this client may go on: the first that is left, or all where they gather."""
         return [end for end in self.servers if end.gathers or (end.has_clock and end is self.servers[0])]
-
-    def known(self) -> list[tuple[Key, VariableSpec]]:
-        """Return the variables that this client has created, by key."""
-        return list(self._specs.items())
 
     # -- taking part --------------------------------------------------------------------------------------------------
 

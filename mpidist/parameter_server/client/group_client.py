@@ -43,7 +43,6 @@ class GroupClient:
     `Strategy.run`, and collective outside where something was changed since the last reading.
     """
 
-    is_alone = False
     #: `value` has to be asked for each.
     snapshot: Mapping[Key, Any] = {}
     #: Grows when `value` may give something else.

@@ -25,8 +25,6 @@ from mpidist.variables import read_only
 class LocalClient(Client):
     """A client whose pushes are applied when the call returns, and whose values are those of the moment."""
 
-    is_alone = True
-
     def __init__(self) -> None:
         super().__init__((), 0, 1, is_chief=True)
 

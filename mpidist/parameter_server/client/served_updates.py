@@ -181,18 +181,11 @@ class ServedUpdates(Updates):
             self._register()
         self._client.set_learning_rate(self._number, value if callable(value) else float(value))
 
-    def _is_known(self) -> bool:
-        try:
-            self._client.iterations(self._number)
-        except KeyError:
-            return False
-        return True
-
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self, rule: Rule) -> tuple[dict[str, Any], list[SavedSlots]]:
         """Return steps and learning rate; and all slots, whole as any strategy has them."""
-        if not self._is_known():
+        if self.skipped_steps() is None:
             self._register()
         state = self._client.optimizer_state(self._number)
         variables = self._registry.variables

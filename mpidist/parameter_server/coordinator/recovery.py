@@ -197,7 +197,7 @@ class Recovery:
     def _placed(self, specs: Iterable[VariableSpec]) -> dict[Key, int]:
         """Return a server for each variable: the largest first, each where the fewest bytes are."""
         load = dict.fromkeys(self._connections, 0)
-        for key, spec in self._client.known():
+        for key, spec in self._client.specs.items():
             if (server := self._client.server_of(key)) in load:
                 load[server] += spec.nbytes
         places: dict[Key, int] = {}
@@ -209,7 +209,7 @@ class Recovery:
 
 def moved(client: Client | None, places: Mapping[Key, int]) -> None:
     """Take note that variables are on other servers."""
-    specs = {} if client is None else dict(client.known())
+    specs = {} if client is None else client.specs
     for key, server in places.items():
         if client is not None and key in specs:
             client.create(specs[key], server)

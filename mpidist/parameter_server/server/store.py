@@ -17,8 +17,7 @@ from mpidist.errors import TornVariableError
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.parameter_server.copies import Buffers, NoCopy
 from mpidist.parameter_server.layout import Key, Layout, PushPlan, VariableSpec
-from mpidist.parameter_server.server.stored_optimizer import StoredOptimizer
-from mpidist.parameter_server.stored_variable import StoredVariable
+from mpidist.parameter_server.server.stored_optimizer import StoredOptimizer, StoredVariable
 from mpidist.parameter_server.update import Update
 from mpidist.variables import IndexedSlices
 from mpidist.variables.variable import VERBS
@@ -317,14 +316,13 @@ class Store:
             self.slots_moved(number)
 
     def _made_target(self, optimizer: StoredOptimizer, plan: PushPlan) -> _Target:
-        variables = [self.variables[spec.key] for spec in plan.dense]
         alone = []
-        for variable, (section, first) in zip(variables, plan.places, strict=True):
-            if variable.spec.key in self._tables:
+        for spec, (section, first) in zip(plan.dense, plan.places, strict=True):
+            if spec.key in self._tables:
                 wire = plan.sections[section]
-                begin, end = (wire.start + (first + n) * wire.dtype.itemsize for n in (0, variable.spec.size))
-                alone.append((variable, slice(begin, end), wire.dtype))
-        return _Target(Update(optimizer, plan, variables, self.buffers), plan, alone)
+                begin, end = (wire.start + (first + n) * wire.dtype.itemsize for n in (0, spec.size))
+                alone.append((self.variables[spec.key], slice(begin, end), wire.dtype))
+        return _Target(Update(optimizer, plan, self.buffers), plan, alone)
 
     def _rows(
         self, plan: PushPlan, pushed: Sequence[Pushed], weights: Sequence[float]
