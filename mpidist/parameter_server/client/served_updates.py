@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from operator import is_
@@ -23,7 +24,8 @@ from mpidist.optimizers.updates.variable_list import VariableList
 from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.client.plans import PlannedList
 from mpidist.parameter_server.client.served_variable import ServedVariable
-from mpidist.parameter_server.registry import Registry, reference_of_optimizer
+from mpidist.parameter_server.pickles import pickled
+from mpidist.parameter_server.registry import Registry, optimizer_of
 from mpidist.variables import IndexedSlices
 
 #: How many lists of variables are pushed again without a look at each.
@@ -223,7 +225,7 @@ class ServedUpdates(Updates):
 
     def reference(self, optimizer: Optimizer) -> tuple[Any, ...]:
         """Return what a pickle holds of the optimizer."""
-        return reference_of_optimizer(optimizer, self._number)
+        return optimizer_of, (self._number, pickled(copy.copy(optimizer)))
 
 
 #: What a state has besides slots, and servers keep.
