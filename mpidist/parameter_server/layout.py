@@ -8,7 +8,7 @@ call.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -164,6 +164,16 @@ class Layout:
             stop = first + self.specs[index].size
         if number >= 0:
             yield number, slice(start, stop)
+
+
+def slots_of(state: Mapping[str, Any]) -> dict[Key, dict[str, Any]]:
+    """Return the slots of each variable by name, of what a state has as ``"variable/shard/slot"``."""
+    slots: dict[Key, dict[str, Any]] = {}
+    for name, value in state.items():
+        if name.count("/") == 2:
+            number, shard, slot = name.split("/")
+            slots.setdefault((int(number), int(shard)), {})[slot] = value
+    return slots
 
 
 @dataclass(frozen=True)

@@ -413,8 +413,6 @@ class ReplicaContext(ReplicaCollectives):
         This replica's number among all that train together, from 0.
     """
 
-    strategy: Strategy
-
     def __init__(self, strategy: Strategy, replica_id_in_sync_group: int) -> None:
         self.strategy = strategy
         self.replica_id_in_sync_group = replica_id_in_sync_group

@@ -466,15 +466,23 @@ class DistributedVariable(ArrayReading, DistributedValues):
             value = self._share_of(verb, value)
         elif place is Place.REPLICA and not self._is_on_read:
             value = self._aggregated(value)
+        self._put(verb, value)
+        return self
+
+    def _put(self, verb: str, value: Any) -> None:
+        """Set all of it, or add or subtract."""
         function = VERBS[verb]
         if function is None:
             self._change(verb, lambda storage: _set(storage, value), sets_all=True)
         else:
             self._change(verb, lambda storage: function(storage, value, out=storage))
-        return self
 
     def _scatter(self, verb: str, rows: Any) -> DistributedVariable:
-        rows = self._rows_for(verb, rows)
+        self._put_rows(verb, self._rows_for(verb, rows))
+        return self
+
+    def _put_rows(self, verb: str, rows: IndexedSlices) -> None:
+        """Change some rows."""
         indices, function = arrays.in_memory_of(self.live, rows.indices), VERBS[verb]
 
         def change(storage: Any) -> None:
@@ -484,7 +492,6 @@ class DistributedVariable(ArrayReading, DistributedValues):
                 getattr(arrays.namespace(storage), function.__name__).at(storage, indices, rows.values)
 
         self._change(verb, change)
-        return self
 
     def _rows_for(self, verb: str, rows: Any) -> IndexedSlices:
         """Return what is written, after a look at the argument; Collective or Local as the methods are."""

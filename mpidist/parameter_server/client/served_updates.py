@@ -24,6 +24,7 @@ from mpidist.optimizers.updates.variable_list import VariableList
 from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.client.plans import PlannedList
 from mpidist.parameter_server.client.served_variable import ServedVariable
+from mpidist.parameter_server.layout import slots_of
 from mpidist.parameter_server.pickles import pickled
 from mpidist.parameter_server.registry import Registry, optimizer_of
 from mpidist.variables import IndexedSlices
@@ -258,10 +259,9 @@ def _times(gradient: Any, factor: float) -> Any:
 def _by_variable(state: Mapping[str, Any]) -> dict[int, dict[str, dict[int, Any]]]:
     """Return variable -> slot -> shard -> array, of what servers keep as ``"variable/shard/slot"``."""
     slots: dict[int, dict[str, dict[int, Any]]] = {}
-    for name, value in state.items():
-        if name.count("/") == 2 and name.partition("/")[0].isdigit():
-            number, shard, slot = name.split("/")
-            slots.setdefault(int(number), {}).setdefault(slot, {})[int(shard)] = value
+    for (number, shard), own in slots_of(state).items():
+        for slot, value in own.items():
+            slots.setdefault(number, {}).setdefault(slot, {})[shard] = value
     return slots
 
 
