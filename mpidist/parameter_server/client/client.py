@@ -320,10 +320,9 @@ class Client:
         state: dict[str, Any] = {}
         for end in self.servers:
             answer, memory = end.ask("state", number=number)
-            values = protocol.parted(memory, [description for _, *description in answer["arrays"]])
             if answer["plain"]["iterations"] >= state.get("iterations", 0):
                 state.update(answer["plain"])
-            state.update(zip([name for name, *_ in answer["arrays"]], values, strict=True))
+            state.update(protocol.parted(answer["arrays"], memory))
         return state
 
     @_asks
@@ -333,8 +332,8 @@ class Client:
         plain = {name: value for name, value in state.items() if name not in slots}
         for end in self.servers:
             own = {name: value for name, value in slots.items() if self._server_of[_key_of(name)] == end.number}
-            places = [[name, *protocol.described(value)] for name, value in own.items()]
-            end.ask("restore", protocol.joined(list(own.values())), number=number, plain=plain, arrays=places)
+            places, memory = protocol.joined(own)
+            end.ask("restore", memory, number=number, plain=plain, arrays=places)
         self.refresh()
 
     # -- servers that are gone ----------------------------------------------------------------------------------------

@@ -180,15 +180,14 @@ class Requests:
         state = self._optimizer(request).state(self._store.buffers)
         arrays = {name: value for name, value in state.items() if isinstance(value, numpy.ndarray)}
         plain = {name: value for name, value in state.items() if name not in arrays}
-        places = [[name, *protocol.described(value)] for name, value in arrays.items()]
-        return {"plain": plain, "arrays": places}, protocol.joined(list(arrays.values()))
+        places, memory = protocol.joined(arrays)
+        return {"plain": plain, "arrays": places}, memory
 
     def _on_restore(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
         self._optimizer(request)
-        names = [name for name, *_ in request["arrays"]]
-        values = protocol.parted(array, [description for _, *description in request["arrays"]])
+        arrays = protocol.parted(request["arrays"], array)
         try:
-            self._store.restore(request["number"], {**request["plain"], **dict(zip(names, values, strict=True))})
+            self._store.restore(request["number"], {**request["plain"], **arrays})
         finally:  # however far it came
             self._progress.show_rule(request["number"])
 
