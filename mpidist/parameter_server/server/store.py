@@ -246,9 +246,13 @@ class Store:
         update, (_, payload, scale) = target.update, pushed[0]
         weights = [1.0]
         if len(pushed) > 1:
-            scale, weights = _weights([own for *_, own in pushed])
+            # the largest for the mean, which keeps the loss scale: its dtype may have 16 bits
+            scale = max(own for *_, own in pushed) or 1.0
+            weights = [own / scale for *_, own in pushed]
         optimizer = self.optimizers[number]
-        self._require_unbroken(optimizer, target.plan)
+        optimizer.require_whole()
+        if self._torn:
+            self.require_whole([spec.key for spec in (*target.plan.dense, *target.plan.sparse)])
         rows = self._rows(target.plan, pushed, weights) if target.plan.sparse else []
         if len(pushed) > 1:
             payload = target.mean_of([each for _, each, _ in pushed], weights)
@@ -268,7 +272,10 @@ class Store:
         except NoCopy:
             raise
         except BaseException as error:
-            self._break_off(optimizer, begun, f"its update ended with {type(error).__name__}: {error}")
+            if begun:  # what may have been changed in place
+                cause = f"its update ended with {type(error).__name__}: {error}"
+                self._torn.update(dict.fromkeys(begun, cause))
+                optimizer.tear(cause)
             raise
         if copy >= 0:
             update.commit(copy)
@@ -276,22 +283,18 @@ class Store:
             self._table_versions[variable.spec.key] += 1
         rule.iterations = steps + 1
 
-    def _require_unbroken(self, optimizer: StoredOptimizer, plan: PushPlan) -> None:
-        optimizer.require_whole()
-        if self._torn:
-            self.require_whole([spec.key for spec in (*plan.dense, *plan.sparse)])
-
-    def _break_off(self, optimizer: StoredOptimizer, begun: list[Key], cause: str) -> None:
-        """Take note of what an update that has raised may have changed in place."""
-        if begun:
-            self._torn.update(dict.fromkeys(begun, cause))
-            optimizer.tear(cause)
-
     def target(self, number: int, planned: Planned) -> _Target:
         """Return what a plan means with an optimizer and the present layout."""
         self.make_room(number, planned.plan)
         if number not in planned.targets:
-            planned.targets[number] = self._made_target(self.optimizers[number], planned.plan)
+            plan = planned.plan
+            alone = []
+            for spec, (section, first) in zip(plan.dense, plan.places, strict=True):
+                if spec.key in self._tables:
+                    wire = plan.sections[section]
+                    begin, end = (wire.start + (first + n) * wire.dtype.itemsize for n in (0, spec.size))
+                    alone.append((self.variables[spec.key], slice(begin, end), wire.dtype))
+            planned.targets[number] = _Target(Update(self.optimizers[number], plan, self.buffers), plan, alone)
         return planned.targets[number]
 
     def make_room(self, number: int, plan: PushPlan) -> None:
@@ -314,15 +317,6 @@ class Store:
         self.lay_out()
         if self.optimizers[number].restore(state, self.variables, self.buffers):
             self.slots_moved(number)
-
-    def _made_target(self, optimizer: StoredOptimizer, plan: PushPlan) -> _Target:
-        alone = []
-        for spec, (section, first) in zip(plan.dense, plan.places, strict=True):
-            if spec.key in self._tables:
-                wire = plan.sections[section]
-                begin, end = (wire.start + (first + n) * wire.dtype.itemsize for n in (0, spec.size))
-                alone.append((self.variables[spec.key], slice(begin, end), wire.dtype))
-        return _Target(Update(optimizer, plan, self.buffers), plan, alone)
 
     def _rows(
         self, plan: PushPlan, pushed: Sequence[Pushed], weights: Sequence[float]
@@ -351,15 +345,6 @@ def _rows_of(plan: PushPlan, spec: VariableSpec, payload: Any, numbers: slice, w
     indices = payload[numbers].view(numpy.int64)
     _check_rows(spec, indices)
     return indices, payload[where].view(plan.wire_dtype(spec)).reshape(len(indices), *spec.shape[1:])
-
-
-def _weights(scales: Sequence[float]) -> tuple[float, list[float]]:
-    """Return the largest scale, for the mean, and what each gradient is multiplied by before.
-
-    The mean keeps the loss scale that way: it is written in the dtype of the gradients, which may have 16 bits.
-    """
-    largest = max(scales) or 1.0
-    return largest, [scale / largest for scale in scales]
 
 
 def _times(values: Any, weight: float) -> Any:
