@@ -179,7 +179,7 @@ class DistributedVariable(ArrayReading, DistributedValues):
         self.trainable = trainable
         self.synchronization = synchronization
         self.aggregation = aggregation
-        self._view = read_only(storage)
+        self._view: Any = None if storage is None else read_only(storage)  # None: it is elsewhere
         self._snapshot = Snapshot()
         self._changes = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
 from weakref import ref
@@ -147,15 +147,19 @@ class ServedUpdates(Updates):
         self._client.register_optimizer(self._optimizer, self._number)
         self._is_registered = True
 
+    def _if_met(self, ask: Callable[[int], Any], unknown: Any = None) -> Any:
+        """Return what the servers answer about the optimizer, `unknown` if they have not met it."""
+        try:
+            return ask(self._number)
+        except KeyError:
+            return unknown
+
     # -- steps and settings -------------------------------------------------------------------------------------------
 
     @property
     def iterations(self) -> int:
         """Steps made, this client's pushes included."""
-        try:
-            return self._client.iterations(self._number)
-        except KeyError:  # the servers have not met it
-            return self._optimizer._iterations
+        return self._if_met(self._client.iterations, self._optimizer._iterations)
 
     @iterations.setter
     def iterations(self, value: int) -> None:
@@ -166,17 +170,11 @@ class ServedUpdates(Updates):
 
     def skipped_steps(self) -> int | None:
         """Return the steps that all workers have left out; None if the servers have not met the optimizer."""
-        try:
-            return self._client.skipped_steps(self._number)
-        except KeyError:
-            return None
+        return self._if_met(self._client.skipped_steps)
 
     def learning_rate(self) -> float | None:
         """Return the learning rate that the servers have; None where it is a function, or they have not met it."""
-        try:
-            return self._client.learning_rate(self._number)
-        except KeyError:
-            return None
+        return self._if_met(self._client.learning_rate)
 
     def set_learning_rate(self, value: Any) -> None:
         """Set the learning rate of later steps: a number, or a function of the steps made."""

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist import arrays
-from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.parameter_server.registry import variable_of
 from mpidist.variables import DistributedVariable, IndexedSlices
-from mpidist.variables.snapshots import Snapshot, are_needed
+from mpidist.variables.snapshots import are_needed
 from mpidist.variables.variable import as_dtype
 
 if TYPE_CHECKING:
@@ -41,29 +40,13 @@ class ServedVariable(DistributedVariable):
 
     is_here = False
 
-    def __init__(
-        self,
-        client: Any,
-        specs: Sequence[VariableSpec],
-        servers: Sequence[int],
-        *,
-        strategy: Any,
-        name: str,
-        trainable: bool,
-        synchronization: VariableSynchronization,
-        aggregation: VariableAggregation,
-    ) -> None:
+    def __init__(self, client: Any, specs: Sequence[VariableSpec], servers: Sequence[int], **attributes: Any) -> None:
+        super().__init__(None, **attributes)
         self._client = client
         self.specs = tuple(specs)
         self.servers = tuple(servers)
-        self.strategy = strategy
-        self.name = name
-        self.trainable = trainable
-        self.synchronization = synchronization
-        self.aggregation = aggregation
         self.number = specs[0].key[0]
         self.key = specs[0].key
-        self._snapshot = Snapshot()
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
