@@ -44,6 +44,8 @@ VERBS: dict[str, Any] = {
 _NOT_OF_AGGREGATES = ("scatter_min", "scatter_max", "scatter_update")
 #: The mean of factors is not that of what they make of a row.
 _WITHOUT_MEAN = ("scatter_mul", "scatter_div")
+#: The dtypes that TensorFlow gives Python numbers, by the kind of NumPy's.
+_TENSORFLOW_DTYPES = {"f": numpy.dtype("float32"), "i": numpy.dtype("int32")}
 #: What mends a variable that belongs to another strategy.
 OWN_SCOPE = "create it inside `with strategy.scope():` of the strategy whose `run` you call"
 
@@ -103,7 +105,11 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
     storage = _storage(initial_value() if callable(initial_value) else initial_value, dtype, name)
     if not is_plain:
         arrays.check_movable(storage.dtype)
-        _check_aggregation(aggregation, storage.dtype, name)
+        if aggregation is VariableAggregation.MEAN and storage.dtype.kind in "biu":
+            raise ValueError(
+                "creating distributed tf.Variable with aggregation=MEAN and a non-floating dtype is not supported, "
+                f"please use a different aggregation or dtype; variable {name} is {storage.dtype}"
+            )
     if partition_dimensions is not None:
         check_partition(storage.shape, partition_dimensions, strategy.extended.num_logical_devices)
     variable = strategy.extended.new_variable(
@@ -646,14 +652,6 @@ def note_changes(variables: Sequence[DistributedVariable]) -> None:
         variable._changes += 1
 
 
-def _check_aggregation(aggregation: VariableAggregation, dtype: Any, name: str | None) -> None:
-    if aggregation is VariableAggregation.MEAN and dtype.kind in "biu":
-        raise ValueError(
-            "creating distributed tf.Variable with aggregation=MEAN and a non-floating dtype is not supported, please "
-            f"use a different aggregation or dtype; variable {name} is {dtype}"
-        )
-
-
 def _storage(value: Any, dtype: Any, name: str | None) -> Any:
     """Return a C-contiguous array of our own with the initial value."""
     if value is None:
@@ -661,7 +659,7 @@ def _storage(value: Any, dtype: Any, name: str | None) -> Any:
     is_array = hasattr(value, "dtype")
     array = arrays.to_array(value.value if isinstance(value, DistributedVariable) else value)
     if dtype is None:
-        dtype = array.dtype if is_array else _tensorflow_dtype(array.dtype)
+        dtype = array.dtype if is_array else _TENSORFLOW_DTYPES.get(array.dtype.kind, array.dtype)
     for each in (array.dtype, numpy.dtype(dtype)):  # of the value first: text that looks like a number could be cast
         if not arrays.has_numbers(each):
             raise UnsupportedDtypeError(
@@ -692,11 +690,6 @@ def _require_same(name: str, values: Any, own: Any) -> None:
             f"variable {name!r} is {own.dtype}, which does not hold all of its values: give whole numbers between "
             f"{numpy.iinfo(own.dtype).min} and {numpy.iinfo(own.dtype).max}, or another dtype"
         )
-
-
-def _tensorflow_dtype(dtype: Any) -> Any:
-    """Return the dtype that TensorFlow gives Python numbers of NumPy's `dtype`."""
-    return {"f": numpy.dtype("float32"), "i": numpy.dtype("int32")}.get(dtype.kind, dtype)
 
 
 def _set(storage: Any, value: Any) -> None:

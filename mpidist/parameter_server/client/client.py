@@ -356,10 +356,6 @@ class Client:
             self._is_idle, self._in_step = False, False
             self.idle()
 
-    def homeless(self) -> list[VariableSpec]:
-        """Return the variables of servers that are gone, which are to be created again on others."""
-        return [self.specs[key] for key, at in self._server_of.items() if at not in self._ends]
-
     def undivided(self, act: Callable[[], T]) -> T:
         """Return what `act` returns, called again if servers were replaced meanwhile: then everything was restored."""
         while True:
@@ -433,11 +429,11 @@ def open_server(connection: Connection, number: int, client: int) -> ServerEnd:
     """Return a server as a client sees it, after a first word with it.  Local."""
     end = ServerEnd(connection, number, client)
     answer, _ = end.ask("hello")
-    kind = ServerEnd
+    end.take_policy(answer)
     if answer["ledger"]:
         try:
-            end.ledger = map_file(answer["ledger"])
-            kind = NearServer
+            memory = map_file(answer["ledger"])
         except OSError:  # in another container: by messages then
-            pass
-    return kind.opened(end, answer)
+            return end
+        return NearServer(end, answer, memory)
+    return end

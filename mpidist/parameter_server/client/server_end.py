@@ -64,17 +64,9 @@ class ServerEnd:
         self._areas: list[Area | None] = [None, None]
         self._failures: list[dict[str, Any]] = []
 
-    @classmethod
-    def opened(cls, before: ServerEnd, answer: dict[str, Any]) -> ServerEnd:
-        """Return the end of a server that has said hello."""
-        end = cls(before.connection, before.number, before.client)
-        end.ledger = before.ledger
-        end.clients, end.has_clock, end.gathers = answer["clients"], answer["has_clock"], answer["gathers"]
-        end._open(answer)
-        return end
-
-    def _open(self, answer: dict[str, Any]) -> None:
-        """Prepare what the kind of end needs."""
+    def take_policy(self, answer: dict[str, Any]) -> None:
+        """Take note of what the server has said at first."""
+        self.clients, self.has_clock, self.gathers = answer["clients"], answer["has_clock"], answer["gathers"]
 
     # -- messages -----------------------------------------------------------------------------------------------------
 

@@ -167,7 +167,8 @@ class Recovery:
         for number in gone:
             self._workers.be_quiet(number)
             self._client.lose(number)
-        lost = [spec for spec in self._client.homeless() if spec.key[0] < registry.WORDS]  # old words are of no use
+        homeless = [key for key in self._client.specs if self._client.server_of(key) not in self._connections]
+        lost = [self._client.specs[key] for key in homeless if key[0] < registry.WORDS]  # old words are of no use
         anew = _check_covered(lost, self.manager, error)
         self._require_optimizers(self.manager, error)
         places.update(self._placed(lost))
