@@ -219,7 +219,9 @@ class Estimator:
         built = self._build(ModeKeys.TRAIN, strategy, batches.outline)
         if is_new:
             _require_no_steps(built)
-        hooks = Hooks(_all_hooks(given_hooks, built), Session())
+        spec, of_chief = built.spec, strategy.extended.is_chief
+        own_hooks = [*spec.training_hooks, *(spec.training_chief_hooks if of_chief else [])]
+        hooks = Hooks([*given_hooks, *own_hooks], Session())
         saver = Saver(built, self._directory, self._config, listeners)
         hooks.begin()
         if path is not None and not self._serves_on:
@@ -430,12 +432,6 @@ def _steps_on_servers(built: BuiltModel) -> int:
     optimizer = built.optimizer
     assert optimizer is not None
     return int(_from_chief(lambda: str(optimizer.iterations), "steps on servers"))
-
-
-def _all_hooks(given: list[SessionRunHook], built: BuiltModel) -> list[SessionRunHook]:
-    spec = built.spec
-    of_chief = spec.training_chief_hooks if built.strategy.extended.is_chief else []
-    return [*given, *spec.training_hooks, *of_chief]
 
 
 def _require_steps(**given: int | None) -> None:
