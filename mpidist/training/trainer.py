@@ -430,11 +430,10 @@ class Trainer:
                 self._require_place(epoch, step, data.are_left)  # the batch is taken already
             totals = run(train_on, (batch, data.share))
             position.advance(totals.rows, totals.loss)
-            if end_hooks:
-                logs = {"loss": position.mean_loss}
-                for hook in end_hooks:
-                    hook(step, logs)
-                self._require_place(epoch, step + 1)
+            logs = {"loss": position.mean_loss}
+            for hook in end_hooks:
+                hook(step, logs)
+            self._require_place(epoch, step + 1)
             if totals.votes or self._stop_now:
                 self.stop_training = True
                 return False
