@@ -98,7 +98,9 @@ class SidecarEvaluator:
             restored = importlib.import_module("mpidist.frameworks.keras.model_files").ModelFiles(model)
         elif not checkpoint:
             restored = _checkpoint_of(model)
-        ended = ended or _end_of_job(restored)
+        if ended is None:
+            variables = (part for part in restored.parts.values() if hasattr(part, "strategy"))
+            ended = end_of_training(next((variable.strategy for variable in variables), None))
         if ended is None and max_evaluations is None:
             raise ValueError(
                 "nothing tells when the training has ended: this rank is not the evaluator of a "
@@ -167,13 +169,6 @@ def _checkpoint_of(model: Any) -> Checkpoint:
             "under which the training saves them"
         )
     return Checkpoint(variables=model.checkpoint_objects()["variables"])
-
-
-def _end_of_job(checkpoint: Checkpoint) -> Callable[[], bool] | None:
-    """Return what `end_of_training` does, for the strategy of the variables in a checkpoint."""
-    return end_of_training(
-        next((part.strategy for part in checkpoint.parts.values() if hasattr(part, "strategy")), None)
-    )
 
 
 def written(paths: Iterable[Path]) -> list[tuple[Path, int]]:

@@ -22,8 +22,7 @@ from mpidist.optimizers import Optimizer
 from mpidist.training import batches as feeding
 from mpidist.training import predictions
 from mpidist.training.batches import Batches
-from mpidist.training.callbacks.base import Callback, CallbackList, Logs
-from mpidist.training.callbacks.history import History
+from mpidist.training.callbacks.base import Callback, CallbackList, History, Logs
 from mpidist.training.callbacks.of_keras import as_callback
 from mpidist.training.callbacks.progress_bar import ProgressBar
 from mpidist.training.metrics import Mean, Metric

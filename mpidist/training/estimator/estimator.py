@@ -18,8 +18,7 @@ from mpidist.training import hdf5_file
 from mpidist.training.checkpoint import Checkpoint, together
 from mpidist.training.checkpoint_manager import CheckpointManager, newest_in, number_of
 from mpidist.training.estimator.built_model import POSITION, VARIABLES, BuiltModel, without_rows
-from mpidist.training.estimator.evaluation import ModelEvaluation
-from mpidist.training.estimator.evaluation_record import record
+from mpidist.training.estimator.evaluation import ModelEvaluation, record
 from mpidist.training.estimator.hooks import (
     CheckpointSaverListener,
     Hooks,
@@ -32,8 +31,7 @@ from mpidist.training.estimator.prediction import predicted
 from mpidist.training.estimator.run_config import RunConfig
 from mpidist.training.estimator.saver import Saver
 from mpidist.training.estimator.spec import EstimatorSpec, ModeKeys, ModelFunction
-from mpidist.training.estimator.step_batches import StepBatches, require_input_fn
-from mpidist.training.estimator.step_position import StepPosition
+from mpidist.training.estimator.step_batches import StepBatches, StepPosition, require_input_fn
 from mpidist.training.estimator.train_loop import TrainLoop
 from mpidist.training.given_path import given_path
 from mpidist.world import world_communicator
@@ -228,7 +226,9 @@ class Estimator:
             built.checkpoint.restore(path)
         self._serves_on = built.is_served
         if built.is_served:  # what the first worker found counts for all
-            built.position.global_step = _steps_on_servers(built)
+            optimizer = built.optimizer
+            assert optimizer is not None
+            built.position.global_step = int(_from_chief(lambda: str(optimizer.iterations), "steps on servers"))
         hooks.session.global_step = built.position.global_step
         saver.begin(path is not None)
         hooks.created()
@@ -425,13 +425,6 @@ def _require_no_steps(built: BuiltModel) -> None:
             "begins: make an optimizer for each, in model_fn, or for a linear model by its name or a function, such as "
             "optimizer=lambda: mpidist.optimizers.Adam(0.1)"
         )
-
-
-def _steps_on_servers(built: BuiltModel) -> int:
-    """Return the steps that servers had made when the first worker asked.  Collective among workers."""
-    optimizer = built.optimizer
-    assert optimizer is not None
-    return int(_from_chief(lambda: str(optimizer.iterations), "steps on servers"))
 
 
 def _require_steps(**given: int | None) -> None:

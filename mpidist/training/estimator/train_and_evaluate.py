@@ -13,7 +13,7 @@ from mpidist.errors import CheckpointError, quoted
 from mpidist.strategies import workers
 from mpidist.training.checkpoint_manager import checkpoints_in, number_of
 from mpidist.training.estimator.estimator import Estimator, require_positive
-from mpidist.training.estimator.evaluation_record import record
+from mpidist.training.estimator.evaluation import record
 from mpidist.training.estimator.hooks import (
     CheckpointSaverListener,
     Session,

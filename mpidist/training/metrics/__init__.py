@@ -13,9 +13,8 @@ from mpidist.training.metrics.accuracy import (
 from mpidist.training.metrics.auc import AUC
 from mpidist.training.metrics.base import Metric
 from mpidist.training.metrics.confusion import Precision, Recall
-from mpidist.training.metrics.mean import Mean
+from mpidist.training.metrics.mean import Mean, MeanAbsoluteError, MeanSquaredError
 from mpidist.training.metrics.names import get
-from mpidist.training.metrics.regression import MeanAbsoluteError, MeanSquaredError
 
 __all__ = [
     "AUC",

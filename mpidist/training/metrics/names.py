@@ -19,8 +19,7 @@ from mpidist.training.metrics.accuracy import (
 from mpidist.training.metrics.auc import AUC
 from mpidist.training.metrics.base import Metric, Sums
 from mpidist.training.metrics.confusion import Precision, Recall
-from mpidist.training.metrics.mean import MeanOfFunction
-from mpidist.training.metrics.regression import MeanAbsoluteError, MeanSquaredError
+from mpidist.training.metrics.mean import MeanAbsoluteError, MeanOfFunction, MeanSquaredError
 
 _MAKERS: dict[str, Callable[..., Metric]] = {
     "accuracy": AccuracyByShape,
