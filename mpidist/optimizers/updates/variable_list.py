@@ -89,7 +89,7 @@ class VariableList:
     def packed(self, gradients: Sequence[Any]) -> list[Packed]:
         """Return gradients as they are; short ones packed, in memory that the next call uses again."""
         if not self.is_packed or set(map(type, gradients)) != _ARRAYS:
-            return apart(gradients)
+            return [Packed((place,), (0, values_of(each).size), each) for place, each in enumerate(gradients)]
         dtypes = list(map(_dtype, gradients))
         if dtypes != self._packed_dtypes:
             self._packs, self._packed_dtypes = _room_for(gradients), dtypes
@@ -154,11 +154,6 @@ def require_once(variables: Sequence[Any], why: str) -> None:
         if id(variable) in met:
             raise ValueError(f"variable {variable.name!r} {why}")
         met.add(id(variable))
-
-
-def apart(gradients: Sequence[Any]) -> list[Packed]:
-    """Return each of some gradients by itself, in its own shape."""
-    return [Packed((position,), (0, values_of(each).size), each) for position, each in enumerate(gradients)]
 
 
 def unpacked(packs: Sequence[Packed]) -> list[Any]:
