@@ -48,9 +48,6 @@ class Adagrad(Optimizer):
     def initial_slots(self) -> Mapping[str, float]:
         return {"accumulator": self.initial_accumulator_value}
 
-    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
-        return (learning_rate,)
-
     def update_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
     ) -> None:

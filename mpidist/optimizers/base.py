@@ -23,7 +23,7 @@ from mpidist.optimizers.rule import LearningRate, Rule, by_name
 from mpidist.optimizers.saved_slots import SLOTS, SavedSlots, described, slots_in
 from mpidist.optimizers.updates.local import LocalUpdates
 from mpidist.optimizers.updates.updates import Updates
-from mpidist.optimizers.updates.variable_list import VariableList, VariableLists
+from mpidist.optimizers.updates.variable_list import VariableLists
 from mpidist.variables import DistributedVariable
 
 _T = TypeVar("_T")
@@ -85,8 +85,6 @@ class Optimizer(Rule):
 
     #: None in a rule by itself.
     _updates: Updates | None = None
-    #: What was looked at last, and where: the same list needs no other look there.
-    _checked: tuple[Any, VariableList | None] = (None, None)
 
     def __init__(
         self,
@@ -246,12 +244,12 @@ class Optimizer(Rule):
         checked = self._checked_before(pairs)
         if checked is None:
             checked = checked_gradients(pairs)
-            self._checked = place_of_call(), self._lists.of(checked[1])
+            self._lists.checked = place_of_call(), self._lists.of(checked[1])
         self.reduce_and_update(*checked, are_sums=skip_gradients_aggregation)
 
     def _checked_before(self, pairs: list[Any]) -> tuple[list[Any], list[Any]] | None:
         """Return gradients and variables that need no look, as the last call's were checked.  Local."""
-        where, listed = self._checked
+        where, listed = self._lists.checked
         if listed is None or where != place_of_call():
             return None
         try:
@@ -404,7 +402,7 @@ class Optimizer(Rule):
         if not isinstance(self._updates, LocalUpdates):
             new._stages, new._updates = self._stages.anew(), LocalUpdates(self.slot_names, self.initial_slots())
             new._updates.iterations = self._iterations
-            new._lists, new._checked = VariableLists(), (None, None)
+            new._lists = VariableLists()
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Optimizer:
@@ -423,12 +421,8 @@ class Optimizer(Rule):
             )
         new = object.__new__(type(self))
         memo[id(self)] = new
-        new.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        new.__dict__.update(copy.deepcopy(vars(self), memo))
         return new
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a pickle holds: not what was looked at last, which is true of these variables only."""
-        return {name: value for name, value in vars(self).items() if name != "_checked"}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a reference where servers hold the variables: there is one such optimizer in a job."""
@@ -450,4 +444,4 @@ def rule_of(optimizer: Rule) -> Rule:
 
 
 #: What an optimizer has besides its rule.
-_NOT_OF_THE_RULE = frozenset({"_stages", "_updates", "_lists", "_checked"})
+_NOT_OF_THE_RULE = frozenset({"_stages", "_updates", "_lists"})

@@ -120,9 +120,6 @@ class LARS(LayerwiseOptimizer):
         self.trust_coefficient = trust_coefficient
         super().__init__(learning_rate, exclude_from_layer_adaptation, weight_decay=weight_decay, **options)
 
-    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
-        return (learning_rate,)
-
     def measure_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
     ) -> tuple[float, float]:

@@ -12,55 +12,38 @@ _LARGEST = 2.0**127  # larger ones are infinite in float32
 
 
 class LossScale:
-    """A fixed scale.
+    """A scale that is fixed, or is halved after an overflow, and doubled after so many steps without one.
 
     Parameters
     ----------
     scale : float
-        Positive.
+        Positive; the first one where it changes.
+    growth_steps : int, optional
+        Steps without an overflow after which it is doubled.  None: it is fixed.
+
+    Attributes
+    ----------
+    dynamic : bool
+        Whether a step with an overflow is skipped, and the scale then shrinks.
     """
 
-    #: Whether a step with an overflow is skipped, and the scale then shrinks.
-    dynamic = False
-
-    def __init__(self, scale: float = 1.0) -> None:
+    def __init__(self, scale: float = 1.0, growth_steps: int | None = None) -> None:
+        if growth_steps is not None and growth_steps < 1:
+            raise ValueError(f"the loss scale grows after 1 step or more, got {growth_steps}")
         if not 0 < scale <= _LARGEST:
             raise ValueError(f"a loss scale must be positive and finite, got {scale}")
         self.scale = float(scale)
-
-    def update(self, overflow: bool) -> None:
-        """Take note of a step: did it have a gradient that was not finite?  Local; nothing to do for a fixed scale."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps.  Local."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave.  Local."""
-
-
-class DynamicLossScale(LossScale):
-    """A scale that is halved after an overflow, and doubled after so many steps without one.
-
-    Parameters
-    ----------
-    scale : float
-        The first one.
-    growth_steps : int
-        Steps without an overflow after which it is doubled.
-    """
-
-    dynamic = True
-
-    def __init__(self, scale: float = 2.0**15, growth_steps: int = 2000) -> None:
-        if growth_steps < 1:
-            raise ValueError(f"the loss scale grows after 1 step or more, got {growth_steps}")
-        super().__init__(scale)
         self.growth_steps = growth_steps
+        self.dynamic = growth_steps is not None
         self._steps = 0
 
     def update(self, overflow: bool) -> None:
-        """Shrink, count, or grow.  Local: all ranks saw the same summed gradients."""
+        """Take note of a step: did it have a gradient that was not finite?
+
+        Local: all ranks saw the same summed gradients.  Nothing to do for a fixed scale.
+        """
+        if self.growth_steps is None:
+            return
         if overflow:
             self._steps, self.scale = 0, max(self.scale / 2, 1.0)
             return
@@ -69,13 +52,14 @@ class DynamicLossScale(LossScale):
             self._steps, self.scale = 0, min(self.scale * 2, _LARGEST)
 
     def state(self) -> dict[str, Any]:
-        """Return the scale and the steps since it last changed.  Local."""
-        return {"loss_scale": self.scale, "loss_scale_steps": self._steps}
+        """Return what a checkpoint keeps: a scale that changes, and the steps since it last did.  Local."""
+        return {"loss_scale": self.scale, "loss_scale_steps": self._steps} if self.dynamic else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave; without it, nothing changes.  Local."""
-        self.scale = float(state.get("loss_scale", self.scale))
-        self._steps = int(state.get("loss_scale_steps", self._steps))
+        """Take over what `state` gave; a fixed scale stays, and one that has nothing there.  Local."""
+        if self.dynamic:
+            self.scale = float(state.get("loss_scale", self.scale))
+            self._steps = int(state.get("loss_scale_steps", self._steps))
 
 
 _O = TypeVar("_O")
@@ -109,5 +93,5 @@ def LossScaleOptimizer(  # noqa: N802 - a factory with the name of Keras' class
     scaled: Any = inner_optimizer
     if not hasattr(scaled, "loss_scale"):
         raise TypeError(f"LossScaleOptimizer takes an optimizer of mpidist.optimizers, got {inner_optimizer!r}")
-    scaled.loss_scale = DynamicLossScale(initial_scale, dynamic_growth_steps)
+    scaled.loss_scale = LossScale(initial_scale, dynamic_growth_steps)
     return inner_optimizer

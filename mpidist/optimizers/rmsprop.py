@@ -50,9 +50,6 @@ class RMSprop(Optimizer):
         self.slot_names = ("velocity", *["average_gradient"] * centered, *["momentum"] * (momentum > 0))
         super().__init__(learning_rate, **options)
 
-    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
-        return (learning_rate,)
-
     def update_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
     ) -> None:

@@ -64,6 +64,8 @@ class Rule(abc.ABC):
     slot_names: tuple[str, ...] = ()
     #: Arrays of the slice's size that `update_slice` may write intermediate results to; at least 1.
     scratch_count = 1
+    #: Steps made.
+    iterations: int
     #: Whether a gradient of 0 leaves parameter and slots as they are: rows without a gradient need not be touched.
     zero_gradient_changes_nothing = False
 
@@ -80,15 +82,6 @@ class Rule(abc.ABC):
         self._scratch = slices.SliceScratch()
 
     # -- how fast, and how far ----------------------------------------------------------------------------------------
-
-    @property
-    def iterations(self) -> int:
-        """Steps made."""
-        return self._iterations
-
-    @iterations.setter
-    def iterations(self, value: int) -> None:
-        self._iterations = value
 
     @property
     def learning_rate(self) -> float:
@@ -130,9 +123,8 @@ class Rule(abc.ABC):
 
     # -- what a family says -------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
-        """Return the numbers of one step that `update_slice` needs.  Local.
+        """Return the numbers of one step that `update_slice` needs: the learning rate alone by default.  Local.
 
         Parameters
         ----------
@@ -140,6 +132,7 @@ class Rule(abc.ABC):
         iterations : int
             Steps made before this one.
         """
+        return (learning_rate,)
 
     @abc.abstractmethod
     def update_slice(

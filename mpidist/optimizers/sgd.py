@@ -43,9 +43,6 @@ class SGD(Optimizer):
         self.zero_gradient_changes_nothing = not momentum
         super().__init__(learning_rate, **options)
 
-    def coefficients(self, learning_rate: float, iterations: int) -> tuple[float, ...]:
-        return (learning_rate,)
-
     def update_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
     ) -> None:

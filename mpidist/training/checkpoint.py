@@ -96,7 +96,7 @@ class Checkpoint:
         self.kept_world = WorldKept(innermost())
         self._parts: dict[str, Any] = {}
         self._told: set[str] = set()  # names of parts that a warning has named
-        self._add("", objects)
+        self.include("", objects)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -120,20 +120,17 @@ class Checkpoint:
         TypeError
             It is nothing that a checkpoint holds.
         """
-        self._add(name, part)
-
-    def _add(self, prefix: str, part: Any) -> None:
         parts = self._parts.copy()
-        for name, obj in _named_parts(prefix, part):
-            if name in parts:
-                raise ValueError(f"the checkpoint has a part {shortened(name)} already; give the new one another name")
-            coded(name)  # what no file can hold is refused now, and not after hours
-            parts[name] = obj
-        for name in parts:
-            for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
+        for path, obj in _named_parts(name, part):
+            if path in parts:
+                raise ValueError(f"the checkpoint has a part {shortened(path)} already; give the new one another name")
+            coded(path)  # what no file can hold is refused now, and not after hours
+            parts[path] = obj
+        for path in parts:
+            for outer in accumulate(path.split("/")[:-1], "{}/{}".format):
                 if outer in parts:
                     raise ValueError(
-                        f"the checkpoint has parts {outer!r} and {name!r}, one inside the other; rename one"
+                        f"the checkpoint has parts {outer!r} and {path!r}, one inside the other; rename one"
                     )
         self.kept_world = _kept_world(parts.values()) or self.kept_world
         self._parts = parts

@@ -127,7 +127,10 @@ class CheckpointManager:
         CheckpointError
             On all ranks: it could not be written, or another job saves in the directory; names that job.
         """
-        number = self._next_number() if checkpoint_number is None else int(checkpoint_number)
+        if checkpoint_number is None:
+            what = f"no checkpoint can be numbered in {self.directory}"
+            checkpoint_number = together(lambda: max(map(number_of, self.checkpoints), default=0) + 1, what)
+        number = int(checkpoint_number)
         if number < 0:
             raise ValueError(f"a checkpoint's number must be 0 or more, got {number}")
         path = self.directory / f"{self.checkpoint_name}-{number}.h5"
@@ -205,10 +208,6 @@ class CheckpointManager:
                 "To train anew, use another directory, or move these files away"
             )
         return None
-
-    def _next_number(self) -> int:
-        what = f"no checkpoint can be numbered in {self.directory}"
-        return int(together(lambda: max(map(number_of, self.checkpoints), default=0) + 1, what))
 
     def _prepare_order(self, path: Path) -> None:
         """See to it that a checkpoint is the newest as soon as it is there, before `_note_order` says so.  Local."""

@@ -97,8 +97,15 @@ class SidecarEvaluator:
         if is_of_keras:
             restored = importlib.import_module("mpidist.frameworks.keras.model_files").ModelFiles(model)
         elif not checkpoint:
-            restored = _checkpoint_of(model)
-        ended = ended or _end_of_job(restored)
+            if not isinstance(model, Trainer):
+                raise TypeError(
+                    "a model that is a function needs checkpoint=Checkpoint(...): the variables that it reads, by the "
+                    "names under which the training saves them"
+                )
+            restored = Checkpoint(variables=model.checkpoint_objects()["variables"])
+        if ended is None:
+            variables = (part for part in restored.parts.values() if hasattr(part, "strategy"))
+            ended = end_of_training(next((variable.strategy for variable in variables), None))
         if ended is None and max_evaluations is None:
             raise ValueError(
                 "nothing tells when the training has ended: this rank is not the evaluator of a "
@@ -158,22 +165,6 @@ class SidecarEvaluator:
             )
         self.results.append(CheckpointResult(path, dict(logs)))
         _log.info("%s: %s", path.name, ", ".join(f"{name} {value}" for name, value in logs.items()))
-
-
-def _checkpoint_of(model: Any) -> Checkpoint:
-    if not isinstance(model, Trainer):
-        raise TypeError(
-            "a model that is a function needs checkpoint=Checkpoint(...): the variables that it reads, by the names "
-            "under which the training saves them"
-        )
-    return Checkpoint(variables=model.checkpoint_objects()["variables"])
-
-
-def _end_of_job(checkpoint: Checkpoint) -> Callable[[], bool] | None:
-    """Return what `end_of_training` does, for the strategy of the variables in a checkpoint."""
-    return end_of_training(
-        next((part.strategy for part in checkpoint.parts.values() if hasattr(part, "strategy")), None)
-    )
 
 
 def written(paths: Iterable[Path]) -> list[tuple[Path, int]]:

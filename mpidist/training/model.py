@@ -158,9 +158,8 @@ class Model:
         if gradient.shape != variable.shape:
             what = f"returned a gradient of shape {gradient.shape} for variable {variable.name!r}"
             raise self._error(ValueError, f"{what}, expected {variable.shape}")
-        return gradient if gradient.dtype == variable.dtype else self._converted(gradient, variable)
-
-    def _converted(self, gradient: Any, variable: DistributedVariable) -> Any:
+        if gradient.dtype == variable.dtype:
+            return gradient
         if not arrays.keeps_meaning(gradient.dtype, variable.dtype):
             what = f"returned a gradient of dtype {gradient.dtype} for variable {variable.name!r}"
             raise self._error(TypeError, f"{what}, expected {variable.dtype}")

@@ -144,7 +144,7 @@ class Owner(Unowned):
                 raise self._refusal(_read(self.file), "has just taken")
         finally:
             aside.unlink()
-        _log.warning("%s was left by %s, which is gone; this job goes on there", self.file, claim)
+        _log.warning("%s was left by %s, which is gone; this job goes on there", self.file, claim.about)
 
     def _lives(self, claim: _Claim, own: Path) -> bool:
         """Return whether an owner is at work; of one on another machine, wait for its next sign of life."""
@@ -154,7 +154,7 @@ class Owner(Unowned):
         lives = identity.lives
         if lives is not None:
             return lives
-        _log.warning("%s is of %s, on another machine; waiting for a sign of life", self.file, claim)
+        _log.warning("%s is of %s, on another machine; waiting for a sign of life", self.file, claim.about)
         end = time.monotonic() + LEASE_SECONDS
         while True:
             os.utime(own)
@@ -166,8 +166,9 @@ class Owner(Unowned):
             time.sleep(_POLL_SECONDS)
 
     def _refusal(self, claim: _Claim | None, does: str) -> CheckpointError:
+        who = "it has left again" if claim is None else claim.about
         return CheckpointError(
-            f"another job {does} {self._directory}: {claim or 'it has left again'}. Give every job a directory of its "
+            f"another job {does} {self._directory}: {who}. Give every job a directory of its "
             f"own; if that job has ended, remove {self.file}"
         )
 
@@ -184,9 +185,6 @@ class _Claim(NamedTuple):
     def is_own(self) -> bool:
         """Whether it is this process's."""
         return self.identity == ProcessIdentity.own()
-
-    def __str__(self) -> str:
-        return self.about
 
 
 def _own_text() -> str:

@@ -163,7 +163,9 @@ class PreemptionCheckpointHandler:
         self._config = TerminationConfig() if termination_config is None else termination_config
         self._manager.checkpoint.include(_PART, self)
         self.total_run_calls = 0
+        self._marker = self._manager.directory / MARKER
         self._communicator = world_communicator()
+        self._is_chief = self._communicator.rank == CHIEF
         self._vote = _StopVote(self._communicator)
         own_process.at_exit(self._vote.settle)
         self._noticed_at: float | None = None
@@ -332,21 +334,13 @@ class PreemptionCheckpointHandler:
             except OSError as error:
                 _log.warning("%s is of an earlier job, and cannot be removed: %s", self._marker, error)
 
-    @property
-    def _marker(self) -> Path:
-        return self._manager.directory / MARKER
-
-    @property
-    def _is_chief(self) -> bool:
-        return self._communicator.rank == CHIEF
-
     def _steps_text(self) -> str:
         """Return the number of steps made, for a message."""
         if self.steps_fn is not None:
             return f"{self.steps_fn()} steps"
         if self.total_run_calls:
             return f"{self.total_run_calls} steps"
-        return f"{self._vote.steps_before} steps of this run"
+        return f"{self._vote.step - 1} steps of this run"  # the vote is in front of a step
 
 
 class _StopVote:
@@ -354,21 +348,16 @@ class _StopVote:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self._step = 0
+        self.step = 0
         self._done = 0
         self._agreed = 0
         # in worlds of several boards: (buffer, what is to be waited for), of the reduction begun one step before
         self._pending: tuple[numpy.ndarray, Any] | None = None
         communicator.control.board.request(communicator.control.board_index, 0)  # what a vote before this one has left
 
-    @property
-    def steps_before(self) -> int:
-        """The steps before the present one.  Local."""
-        return max(self._step - 1, 0)
-
     def stops_here(self, wants: bool) -> bool:
         """Return whether all ranks stop in front of this step.  Collective where they do, and between nodes."""
-        self._step += 1
+        self.step += 1
         if self._communicator.control.arbiter is None:
             return self._by_board(wants)
         return self._by_reduction(wants)
@@ -377,15 +366,15 @@ class _StopVote:
         board, line = self._communicator.control.board, self._communicator.control.board_index
         if self._agreed == 0:
             asked = min((step for step in board.requests() if step > self._done), default=_NEVER)
-            if asked > self._step:
+            if asked > self.step:
                 if wants and asked == _NEVER:
-                    board.request(line, self._step + 1)
+                    board.request(line, self.step + 1)
                 return False
-            steps = self._communicator.exchange(str(self._step).encode(), what="preemption")
+            steps = self._communicator.exchange(str(self.step).encode(), what="preemption")
             self._agreed = max(int(step) for step in steps)
-        if self._step < self._agreed:
+        if self.step < self._agreed:
             return False
-        self._done, self._agreed = self._step, 0
+        self._done, self._agreed = self.step, 0
         return True
 
     def _by_reduction(self, wants: bool) -> bool:
@@ -395,9 +384,9 @@ class _StopVote:
             with self._communicator.turnstile:
                 transport.wait([pending], control.watch("preemption"))
             self._pending = None
-            if int(buffer[0]) <= self._step:
+            if int(buffer[0]) <= self.step:
                 return True
-        buffer = numpy.array([self._step + 1 if wants else _NEVER], "int64")
+        buffer = numpy.array([self.step + 1 if wants else _NEVER], "int64")
         with self._communicator.turnstile:
             self._pending = buffer, transport.native["all_reduce"](buffer, "min")
         return False

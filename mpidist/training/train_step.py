@@ -24,6 +24,7 @@ from mpidist.input import structure
 from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
 from mpidist.optimizers.slices import compute_dtype
+from mpidist.optimizers.updates.variable_list import require_once
 from mpidist.options import ReduceOp
 from mpidist.training.metrics import Metric
 from mpidist.training.model import Evaluation, Model
@@ -42,13 +43,16 @@ class TrainStep:
     """The step; called in a replica."""
 
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
+        require_once(model.trainable, "comes twice among the variables to train, and has one gradient; list it once")
         self._model = model
         self._optimizer = optimizer
         self._extended = model.strategy.extended
         self._replicas = self._extended.num_replicas
         self._destinations = [_COUNTS, *model.trainable]
         self._counts = _Counts(model.trainable[0].value)
-        self._weighted = _Weighted(model)
+        # of weighted gradients and of none, used again in each step
+        self._products: list[Any] = []
+        self._zeros: list[Any] = []
         are_short = [variable.dtype.itemsize < 4 for variable in model.trainable]
         self._has_short_floats, self._has_long_floats = any(are_short), not all(are_short)
         self.own_time = OwnTime()
@@ -113,7 +117,18 @@ class TrainStep:
         return share.even and not (self._has_long_floats and self._optimizer.skips_nonfinite and self._replicas > 1)
 
     def _as_sent(self, gradients: list[Any] | None, rows: int, share: Share, as_they_are: bool) -> list[Any]:
-        return gradients if as_they_are and gradients is not None else self._weighted(gradients, rows / share.rows)
+        """Return the gradients, weighted in memory of ours if need be; zeros where there are no rows."""
+        if gradients is None:
+            self._zeros = self._zeros or self._model.zeros()
+            return self._zeros
+        if as_they_are:
+            return gradients
+        self._products = self._products or [
+            arrays.empty(gradient.shape, compute_dtype(gradient.dtype), gradient) for gradient in gradients
+        ]
+        for gradient, product in zip(gradients, self._products, strict=True):
+            numpy.multiply(gradient, rows / share.rows, out=product, dtype=product.dtype, casting="same_kind")
+        return self._products
 
 
 #: The name of the counts in messages, in the place of a variable.
@@ -139,27 +154,6 @@ class _Counts:
         """Return the counts of a reduced array."""
         found: list[float] = (arrays.as_host(reduced) if self._array is not self._host else reduced).tolist()
         return found
-
-
-class _Weighted:
-    """Gradients times a weight, in memory that is used again in the next step; those of the user are not changed."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self._products: list[Any] = []
-        self._zeros: list[Any] = []
-
-    def __call__(self, gradients: list[Any] | None, weight: float) -> list[Any]:
-        """Return the gradients times the weight; zeros for a replica without rows."""
-        if gradients is None:
-            self._zeros = self._zeros or self._model.zeros()
-            return self._zeros
-        self._products = self._products or [
-            arrays.empty(gradient.shape, compute_dtype(gradient.dtype), gradient) for gradient in gradients
-        ]
-        for gradient, product in zip(gradients, self._products, strict=True):
-            numpy.multiply(gradient, weight, out=product, dtype=product.dtype, casting="same_kind")
-        return self._products
 
 
 def any_rank(strategy: Any, flag: bool) -> bool:

@@ -22,8 +22,7 @@ from mpidist.optimizers import Optimizer
 from mpidist.training import batches as feeding
 from mpidist.training import predictions
 from mpidist.training.batches import Batches
-from mpidist.training.callbacks.base import Callback, CallbackList, Logs
-from mpidist.training.callbacks.history import History
+from mpidist.training.callbacks.base import Callback, CallbackList, History, Logs
 from mpidist.training.callbacks.of_keras import as_callback
 from mpidist.training.callbacks.progress_bar import ProgressBar
 from mpidist.training.metrics import Mean, Metric
@@ -430,11 +429,10 @@ class Trainer:
                 self._require_place(epoch, step, data.are_left)  # the batch is taken already
             totals = run(train_on, (batch, data.share))
             position.advance(totals.rows, totals.loss)
-            if end_hooks:
-                logs = {"loss": position.mean_loss}
-                for hook in end_hooks:
-                    hook(step, logs)
-                self._require_place(epoch, step + 1)
+            logs = {"loss": position.mean_loss}
+            for hook in end_hooks:
+                hook(step, logs)
+            self._require_place(epoch, step + 1)
             if totals.votes or self._stop_now:
                 self.stop_training = True
                 return False

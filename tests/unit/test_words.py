@@ -63,7 +63,7 @@ GIVEN = set(
     b backup binary binomial
     callback categorical central checkpoint classifier clipping comm compile concatenate config confusion constant
     context coordinator cosine cross csv
-    cuda dataset decay distribute distributed distribution doubling dynamic
+    cuda dataset decay distribute distributed distribution doubling
     estimator eval evaluate experimental exponential extended
     feature filter float ftrl
     handler hdf hierarchical history horovod

@@ -15,6 +15,9 @@ from mpidist.optimizers.updates.variable_list import VariableList
 class Updates(abc.ABC):
     """The steps of one optimizer, and the slots of its variables.  Given by `StrategyExtended.updates`."""
 
+    #: Steps made, wherever they were asked for.
+    iterations: int
+
     def step_again(self, stages: GradientStages, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Make a step for a list of variables that is known, with no need to look at each.
 
@@ -50,16 +53,6 @@ class Updates(abc.ABC):
         Local, and the same on all ranks.
         """
         return False
-
-    @property
-    @abc.abstractmethod
-    def iterations(self) -> int:
-        """Steps made, wherever they were asked for."""
-
-    @iterations.setter
-    @abc.abstractmethod
-    def iterations(self, value: int) -> None:
-        """Count steps from `value` on."""
 
     def skipped_steps(self) -> int | None:
         """Return the steps left out by all who share this optimizer; None where this process knows of all."""

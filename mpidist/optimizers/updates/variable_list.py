@@ -54,7 +54,7 @@ class VariableList:
     def __init__(self, variables: Sequence[Any]) -> None:
         self.variables = list(variables)
         self.names = [variable.name for variable in variables]
-        _require_once(self.variables)
+        require_once(self.variables, "has two gradients in one step; add them, and give their sum")
         self._shapes, self._dtypes = list(map(_shape, variables)), list(map(_dtype, variables))
         sizes = zip(self._shapes, self._dtypes, strict=True)
         nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
@@ -89,7 +89,7 @@ class VariableList:
     def packed(self, gradients: Sequence[Any]) -> list[Packed]:
         """Return gradients as they are; short ones packed, in memory that the next call uses again."""
         if not self.is_packed or set(map(type, gradients)) != _ARRAYS:
-            return apart(gradients)
+            return [Packed((place,), (0, values_of(each).size), each) for place, each in enumerate(gradients)]
         dtypes = list(map(_dtype, gradients))
         if dtypes != self._packed_dtypes:
             self._packs, self._packed_dtypes = _room_for(gradients), dtypes
@@ -129,6 +129,8 @@ class VariableLists:
 
     def __init__(self) -> None:
         self._lists: list[VariableList] = []
+        #: What was looked at last, and where: the same list needs no other look there.
+        self.checked: tuple[Any, VariableList | None] = (None, None)
 
     def of(self, variables: Sequence[Any]) -> VariableList:
         """Return the list of these variables."""
@@ -145,17 +147,13 @@ class VariableLists:
         return type(self), ()
 
 
-def _require_once(variables: Sequence[Any]) -> None:
+def require_once(variables: Sequence[Any], why: str) -> None:
+    """Raise ValueError, with the reason, if a variable comes twice.  Local."""
     met: set[int] = set()
     for variable in variables:
         if id(variable) in met:
-            raise ValueError(f"variable {variable.name!r} has two gradients in one step; add them, and give their sum")
+            raise ValueError(f"variable {variable.name!r} {why}")
         met.add(id(variable))
-
-
-def apart(gradients: Sequence[Any]) -> list[Packed]:
-    """Return each of some gradients by itself, in its own shape."""
-    return [Packed((position,), (0, values_of(each).size), each) for position, each in enumerate(gradients)]
 
 
 def unpacked(packs: Sequence[Packed]) -> list[Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from mpidist.training.callbacks.base import Callback, LambdaCallback
+from mpidist.training.callbacks.base import Callback, History, LambdaCallback
 from mpidist.training.callbacks.csv_logger import CSVLogger
 from mpidist.training.callbacks.early_stopping import EarlyStopping, TerminateOnNaN
-from mpidist.training.callbacks.history import History
 from mpidist.training.callbacks.learning_rate import LearningRateScheduler, ReduceLROnPlateau
 from mpidist.training.callbacks.model_checkpoint import BackupAndRestore, ModelCheckpoint
 from mpidist.training.callbacks.progress_bar import ProgressBar

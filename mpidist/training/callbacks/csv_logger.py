@@ -59,7 +59,9 @@ class CSVLogger(Callback):
         logs = logs or {}
         writer = csv.writer(self._file, delimiter=self.separator)
         if not self._keys:
-            self._keys = sorted({*logs, *self._validation_names()})
+            validates = self.params.get("validates")  # in whichever epoch
+            names = ["loss", *(metric.name for metric in self.trainer.metrics)] if validates else []
+            self._keys = sorted({*logs, *(f"val_{name}" for name in names)})
             writer.writerow(["epoch", *self._keys])
         if left_out := sorted({*logs} - {*self._keys} - self._left_out):
             self._left_out.update(left_out)
@@ -72,12 +74,6 @@ class CSVLogger(Callback):
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _validation_names(self) -> list[str]:
-        """Return the names of the logs that a validation gives, in whichever epoch; none where there is none."""
-        if not self.params.get("validates"):
-            return []
-        return ["val_loss", *(f"val_{metric.name}" for metric in self.trainer.metrics)]
 
 
 def _cell(value: Any) -> Any:

@@ -114,9 +114,13 @@ class EarlyStopping(Monitoring):
 
     def _put_back(self) -> None:
         """Set the variables to the best ones, if there are any; those on servers, in the first worker only."""
-        put_back = _put_saved if self._are_saved else _put_back
-        for variable, copy in zip(self.trainer.variables, self._best_copies or (), strict=False):
-            put_back(variable, copy)
+        if self._best_copies is None:
+            return
+        for variable, copy in zip(self.trainer.variables, self._best_copies, strict=True):
+            if self._are_saved or not variable.is_here:
+                variable.restore(copy)
+            else:
+                _put_back(variable, copy)
 
     def state(self) -> dict[str, Any]:
         """Return the numbers for a checkpoint, and the best variables if they are to be restored.
@@ -146,7 +150,10 @@ class EarlyStopping(Monitoring):
         """Take over a state.  Local."""
         self.check(state)
         super().restore(state)
-        if not self.restore_best_weights or state.get("monitor", self._monitored) != self._monitored:
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
+        super()._take_over(state)
+        if not self.restore_best_weights:
             return
         if _NAMES in state:  # also where none was better than the first, whose loss was no number
             self._best_copies, self._are_saved = [state[_key(number)] for number in range(len(state[_NAMES]))], True
@@ -157,7 +164,7 @@ class EarlyStopping(Monitoring):
             f"the checkpoint does not have the variables of epoch {self.best_epoch}, the best so far; EarlyStopping "
             "goes back to the best of the epochs from now on",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=4,
         )
         self.best = self.monitor.worst
 
@@ -181,17 +188,9 @@ def _copy(variable: DistributedVariable) -> Any:
 
 
 def _put_back(variable: DistributedVariable, copy: Any) -> None:
-    """Set a variable to its copy."""
-    if variable.is_here:
-        variable.storage[...] = copy
-        variable.note_change()
-    else:
-        variable.restore(copy)
-
-
-def _put_saved(variable: DistributedVariable, value: Any) -> None:
-    """Set a variable to what a checkpoint held of it."""
-    variable.restore(value)
+    """Set a variable that is here to its copy."""
+    variable.storage[...] = copy
+    variable.note_change()
 
 
 def _saved(variable: DistributedVariable, copy: Any) -> Any:

@@ -144,14 +144,10 @@ class ReduceLROnPlateau(Monitoring):
             self.best, self.wait = value, 0
         elif not self.cooldown_counter:
             self.wait += 1
-            if self.wait >= self.patience:
-                self._reduce()
-
-    def _reduce(self) -> None:
-        optimizer = self.trainer.optimizer
-        if optimizer.learning_rate > self.min_lr:
-            optimizer.learning_rate = max(optimizer.learning_rate * self.factor, self.min_lr)
-            self.cooldown_counter, self.wait = self.cooldown, 0
+            optimizer = self.trainer.optimizer
+            if self.wait >= self.patience and optimizer.learning_rate > self.min_lr:
+                optimizer.learning_rate = max(optimizer.learning_rate * self.factor, self.min_lr)
+                self.cooldown_counter, self.wait = self.cooldown, 0
 
 
 def _takes_two(schedule: Callable[..., float]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from mpidist.training.callbacks.base import Callback, Logs
@@ -94,30 +95,45 @@ class Monitoring(Callback):
 
     def state(self) -> dict[str, Any]:
         """Return the numbers for a checkpoint; floats as text, since JSON has no NaN.  Local."""
-        found = {name: getattr(self, name) for name in self._remembered}
-        numbers = {name: float.hex(value) if isinstance(value, float) else value for name, value in found.items()}
-        return {**numbers, "monitor": self._monitored}
+        found = {name: getattr(self._holder, name) for name in self._remembered}
+        return {**{name: _saved(value) for name, value in found.items()}, "monitor": self._monitored}
 
     @property
     def _monitored(self) -> str:
         return str(self.monitor)
 
-    def _is_of_other_log(self, state: Mapping[str, Any]) -> bool:
-        """Return whether a state is about another log than this callback is now, and warn of that."""
+    @property
+    def _holder(self) -> Any:
+        """What has the numbers that are remembered."""
+        return self
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a state; a warning in its place if it is about another log.  Local."""
         if (saved := state.get("monitor", self._monitored)) == self._monitored:
-            return False
+            self._take_over(state)
+            return
         warnings.warn(
             f"the checkpoint has what {type(self).__name__} remembered of {saved}; it begins anew with "
             f"{self._monitored}",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
-        return True
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state; a warning in its place if it is about another log.  Local."""
-        if self._is_of_other_log(state):
-            return
+    def _take_over(self, state: Mapping[str, Any]) -> None:
+        """Take over a state that is about the same log."""
         for name in self._remembered:
-            value = state[name]
-            setattr(self, name, float.fromhex(value) if isinstance(value, str) else int(value))
+            setattr(self._holder, name, _restored(state[name]))
+
+
+def _saved(value: Any) -> int | str:
+    """Return a number for a checkpoint: a float as text, and none as empty text."""
+    if value is None:
+        return ""
+    return int(value) if isinstance(value, Integral) else float(value).hex()
+
+
+def _restored(saved: Any) -> float | None:
+    """Return the number of which `_saved` made this."""
+    if isinstance(saved, str):
+        return float.fromhex(saved) if saved else None
+    return int(saved)

@@ -87,31 +87,21 @@ class MonitoringOfKeras(Monitoring, CallbackOfKeras):
     def _monitored(self) -> str:
         return repr(self._callback.monitor)
 
-    def state(self) -> dict[str, Any]:
-        """Return the numbers for a checkpoint: the best value as text, empty where there is none.  Local."""
-        best = self._callback.best
-        found = {name: int(getattr(self._callback, name)) for name in self._remembered}
-        return {**found, "best": "" if best is None else float(best).hex(), "monitor": self._monitored}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a state; a warning in its place if it is about another log.  Local."""
-        if self._is_of_other_log(state):
-            return
-        for name in self._remembered:
-            setattr(self._callback, name, int(state[name]))
-        self._callback.best = float.fromhex(state["best"]) if state["best"] else None
+    @property
+    def _holder(self) -> Any:
+        return self._callback
 
 
 class EarlyStoppingOfKeras(MonitoringOfKeras):
     """Calls an `EarlyStopping` of Keras."""
 
-    _remembered = ("wait", "stopped_epoch", "best_epoch")
+    _remembered = ("wait", "stopped_epoch", "best_epoch", "best")
 
 
 class ReduceLROnPlateauOfKeras(MonitoringOfKeras):
     """Calls a `ReduceLROnPlateau` of Keras."""
 
-    _remembered = ("wait", "cooldown_counter")
+    _remembered = ("wait", "cooldown_counter", "best")
 
 
 #: By the class of a callback of Keras: what calls it, where that has a state.

@@ -8,7 +8,7 @@ from typing import Any
 from mpidist.input import structure
 from mpidist.training.checkpoint import Checkpoint
 from mpidist.training.estimator.spec import EstimatorSpec
-from mpidist.training.estimator.step_position import StepPosition
+from mpidist.training.estimator.step_batches import StepPosition
 from mpidist.training.metrics import Mean, Metric, get
 from mpidist.training.metrics.base import Sums
 from mpidist.training.metrics.mean import values_of_rows

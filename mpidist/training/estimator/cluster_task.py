@@ -53,17 +53,8 @@ def of_environment(environ: Mapping[str, str]) -> ClusterTask:
     if task_type == _EVALUATOR:
         return _evaluator(task_id)
     address = _address(spec, task_type, task_id)
-    return ClusterTask(
-        task_type,
-        task_id,
-        task_type == _CHIEF,
-        spec,
-        master=f"grpc://{address}" if sum(map(spec.num_tasks, spec.jobs)) > 1 else "",
-        num_ps_replicas=task_count(spec, _PS),
-        num_worker_replicas=1 + task_count(spec, _WORKER),
-        global_id_in_cluster=_global_id(spec, task_type, task_id),
-        has_evaluator=_EVALUATOR in spec.jobs,
-    )
+    master = f"grpc://{address}" if sum(map(spec.num_tasks, spec.jobs)) > 1 else ""
+    return _task_of(spec, task_type, task_id, task_type == _CHIEF, master)
 
 
 def of_strategy(strategy: Any, environ: Mapping[str, str]) -> ClusterTask:
@@ -79,16 +70,7 @@ def of_strategy(strategy: Any, environ: Mapping[str, str]) -> ClusterTask:
     task_type, task_id = resolver.task_type, int(resolver.task_id or 0)
     if task_type == _EVALUATOR:
         return _evaluator(task_id)
-    return ClusterTask(
-        task_type,
-        task_id,
-        strategy.extended.is_chief,
-        spec,
-        num_ps_replicas=task_count(spec, _PS),
-        num_worker_replicas=task_count(spec, _CHIEF) + task_count(spec, _WORKER) or 1,
-        global_id_in_cluster=_global_id(spec, task_type, task_id),
-        has_evaluator=_EVALUATOR in spec.jobs,
-    )
+    return _task_of(spec, task_type, task_id, strategy.extended.is_chief)
 
 
 def _config(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -139,7 +121,17 @@ def _address(spec: ClusterSpec, task_type: str, task_id: int) -> str:
     return spec.task_address(task_type, task_id)
 
 
-def _global_id(spec: ClusterSpec, task_type: str, task_id: int) -> int:
-    """Return the number of a task: the chief is first, then workers, then servers."""
+def _task_of(spec: ClusterSpec, task_type: str, task_id: int, is_chief: bool, master: str = "") -> ClusterTask:
+    """Return a task of a cluster; in the numbers of all tasks the chief is first, then workers, then servers."""
     before = {_CHIEF: (), _WORKER: (_CHIEF,), _PS: (_CHIEF, _WORKER)}.get(task_type, ())
-    return task_id + sum(task_count(spec, job) for job in before)
+    return ClusterTask(
+        task_type,
+        task_id,
+        is_chief,
+        spec,
+        master,
+        num_ps_replicas=task_count(spec, _PS),
+        num_worker_replicas=task_count(spec, _CHIEF) + task_count(spec, _WORKER) or 1,
+        global_id_in_cluster=task_id + sum(task_count(spec, job) for job in before),
+        has_evaluator=_EVALUATOR in spec.jobs,
+    )

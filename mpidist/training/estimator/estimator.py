@@ -18,8 +18,7 @@ from mpidist.training import hdf5_file
 from mpidist.training.checkpoint import Checkpoint, together
 from mpidist.training.checkpoint_manager import CheckpointManager, newest_in, number_of
 from mpidist.training.estimator.built_model import POSITION, VARIABLES, BuiltModel, without_rows
-from mpidist.training.estimator.evaluation import ModelEvaluation
-from mpidist.training.estimator.evaluation_record import record
+from mpidist.training.estimator.evaluation import ModelEvaluation, record
 from mpidist.training.estimator.hooks import (
     CheckpointSaverListener,
     Hooks,
@@ -32,8 +31,7 @@ from mpidist.training.estimator.prediction import predicted
 from mpidist.training.estimator.run_config import RunConfig
 from mpidist.training.estimator.saver import Saver
 from mpidist.training.estimator.spec import EstimatorSpec, ModeKeys, ModelFunction
-from mpidist.training.estimator.step_batches import StepBatches, require_input_fn
-from mpidist.training.estimator.step_position import StepPosition
+from mpidist.training.estimator.step_batches import StepBatches, StepPosition, require_input_fn
 from mpidist.training.estimator.train_loop import TrainLoop
 from mpidist.training.given_path import given_path
 from mpidist.world import world_communicator
@@ -219,14 +217,18 @@ class Estimator:
         built = self._build(ModeKeys.TRAIN, strategy, batches.outline)
         if is_new:
             _require_no_steps(built)
-        hooks = Hooks(_all_hooks(given_hooks, built), Session())
+        spec, of_chief = built.spec, strategy.extended.is_chief
+        own_hooks = [*spec.training_hooks, *(spec.training_chief_hooks if of_chief else [])]
+        hooks = Hooks([*given_hooks, *own_hooks], Session())
         saver = Saver(built, self._directory, self._config, listeners)
         hooks.begin()
         if path is not None and not self._serves_on:
             built.checkpoint.restore(path)
         self._serves_on = built.is_served
         if built.is_served:  # what the first worker found counts for all
-            built.position.global_step = _steps_on_servers(built)
+            optimizer = built.optimizer
+            assert optimizer is not None
+            built.position.global_step = int(_from_chief(lambda: str(optimizer.iterations), "steps on servers"))
         hooks.session.global_step = built.position.global_step
         saver.begin(path is not None)
         hooks.created()
@@ -278,17 +280,6 @@ class Estimator:
         path = self._path(checkpoint_path, "evaluate")
         if not path:
             self._forget(ModeKeys.EVAL)
-        evaluation, batches = self.evaluation(input_fn, steps, hooks)
-        if path:
-            evaluation.built.checkpoint.restore_here(path)
-        results = evaluation.results(batches)
-        record(self.eval_dir(name), results)
-        return results
-
-    def evaluation(
-        self, input_fn: Callable[..., Any], steps: int | None = None, hooks: Sequence[SessionRunHook] | None = None
-    ) -> tuple[ModelEvaluation, StepBatches]:
-        """Return what evaluates, before a checkpoint is restored, and its data.  Collective, as `evaluate`."""
         require_input_fn(input_fn)
         own_hooks = checked_hooks(hooks)
         strategy = self._config.eval_distribute
@@ -296,7 +287,11 @@ class Estimator:
             strategy = STRATEGY
         batches = StepBatches(input_fn, strategy, self._named(ModeKeys.EVAL))
         built = self._build(ModeKeys.EVAL, strategy, batches.outline)
-        return ModelEvaluation(built, steps, own_hooks), batches
+        if path:
+            built.checkpoint.restore_here(path)
+        results = ModelEvaluation(built, steps, own_hooks).results(batches)
+        record(self.eval_dir(name), results)
+        return results
 
     def predict(
         self,
@@ -423,19 +418,6 @@ def _require_no_steps(built: BuiltModel) -> None:
             "begins: make an optimizer for each, in model_fn, or for a linear model by its name or a function, such as "
             "optimizer=lambda: mpidist.optimizers.Adam(0.1)"
         )
-
-
-def _steps_on_servers(built: BuiltModel) -> int:
-    """Return the steps that servers had made when the first worker asked.  Collective among workers."""
-    optimizer = built.optimizer
-    assert optimizer is not None
-    return int(_from_chief(lambda: str(optimizer.iterations), "steps on servers"))
-
-
-def _all_hooks(given: list[SessionRunHook], built: BuiltModel) -> list[SessionRunHook]:
-    spec = built.spec
-    of_chief = spec.training_chief_hooks if built.strategy.extended.is_chief else []
-    return [*given, *spec.training_hooks, *of_chief]
 
 
 def _require_steps(**given: int | None) -> None:

@@ -1,16 +1,27 @@
-"""`ModelEvaluation`: loss and metrics of a built model over an input function's rows."""
+"""`ModelEvaluation`: loss and metrics of a built model over an input function's rows; and their record in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import logging
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy
+
+from mpidist.strategies import workers
+from mpidist.training.checkpoint import CHIEF
 from mpidist.training.estimator.built_model import BuiltModel
 from mpidist.training.estimator.hooks import Hooks, Session, SessionRunHook
 from mpidist.training.estimator.step_batches import StepBatches
 from mpidist.training.metrics.base import over_replicas
 from mpidist.training.train_step import any_rank, count, rows_of
+from mpidist.world import world_communicator
+
+_FILE = "evaluations.jsonl"
+_log = logging.getLogger("mpidist")
 
 
 class ModelEvaluation:
@@ -61,3 +72,20 @@ class ModelEvaluation:
         if not totals[0]["count"]:
             raise ValueError("there is nothing to evaluate: the data of input_fn have no rows")
         return {metric.name: metric.compute(each) for metric, each in zip(metrics, totals, strict=True)}
+
+
+def record(folder: str, results: Mapping[str, Any]) -> None:
+    """Write the results as a line of ``evaluations.jsonl`` in a folder, and to the log, on the chief.  Local.
+
+    A folder that cannot be written to is a warning in the log: an evaluation only reads.
+    """
+    if world_communicator().rank != CHIEF or not workers.of_job().writes_checkpoints:
+        return
+    plain = {name: numpy.asarray(value).tolist() for name, value in results.items()}
+    _log.info("Saving dict for global step %s: %s", plain["global_step"], plain)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with Path(folder, _FILE).open("a") as file:
+            file.write(json.dumps(plain) + "\n")
+    except OSError as error:
+        _log.warning("the results of an evaluation were not recorded: %s", error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mpidist import nest
@@ -225,21 +225,20 @@ class Hooks:
 
 def checked_hooks(hooks: Iterable[SessionRunHook] | None) -> list[SessionRunHook]:
     """Return hooks as a list; TypeError if one is none.  Local."""
-    return _checked("Hooks must be a SessionRunHook", hooks, lambda each: isinstance(each, SessionRunHook))
+    return _checked("Hooks must be a SessionRunHook", hooks, SessionRunHook)
 
 
 def checked_listeners(listeners: Iterable[CheckpointSaverListener] | None) -> list[CheckpointSaverListener]:
     """Return listeners as a list; TypeError if one is none.  Local."""
-    is_one: Callable[[Any], bool] = lambda each: isinstance(each, CheckpointSaverListener)  # noqa: E731
-    return _checked("saving_listeners must be a list of CheckpointSaverListener", listeners, is_one)
+    return _checked("saving_listeners must be a list of CheckpointSaverListener", listeners, CheckpointSaverListener)
 
 
-def _checked(what: str, given: Iterable[Any] | None, is_one: Callable[[Any], bool]) -> list[Any]:
+def _checked(what: str, given: Iterable[Any] | None, kind: type) -> list[Any]:
     try:
         items = list(given or ())
     except TypeError:
         raise TypeError(f"{what}, in a list; got {type(given).__name__}") from None
     for each in items:
-        if not is_one(each):
+        if not isinstance(each, kind):
             raise TypeError(f"{what}, given: {quoted(each)}")
     return items

@@ -32,20 +32,15 @@ class Saver:
         self._position = built.position
         self._is_chief = built.strategy.extended.is_chief
         self._steps, self._seconds = config.save_checkpoints_steps, config.save_checkpoints_secs
-        self._listeners = listeners
+        self.listeners = listeners
         self._saved = (0, 0)
 
     def begin(self, is_restored: bool) -> None:
         """Take note that the training begins here.  Local."""
         self._saved = self._here() if is_restored else (-1, 0)
         self._begun_at, self._saved_at = self._position.global_step, time.monotonic()
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.begin()
-
-    @property
-    def has_listeners(self) -> bool:
-        """Whether somebody may ask for the end at a save."""
-        return bool(self._listeners)
 
     @property
     def wants_to_save(self) -> bool:
@@ -66,17 +61,17 @@ class Saver:
         if self._saved == self._here() or not workers.of_job().writes_checkpoints:
             return False
         step = self._position.global_step
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.before_save(session, step)
         self.manager.save(step)
         self._saved, self._saved_at = self._here(), time.monotonic()
-        return any([listener.after_save(session, step) for listener in self._listeners])
+        return any([listener.after_save(session, step) for listener in self.listeners])
 
     def end(self, session: Session) -> None:
         """Save the end of the training.  Collective."""
         self._position.batches_read = 0
         self.save(session)
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.end(session, self._position.global_step)
 
     def _here(self) -> tuple[int, int]:

@@ -38,7 +38,7 @@ class TrainLoop:
     def run(self, batches: StepBatches, last_step: int | None) -> None:
         """Make the steps, and save.  Collective: every rank calls it in the same order."""
         hooks, saver, session = self._hooks, self._saver, self._hooks.session
-        asks = any_rank(self._strategy, bool(hooks) or saver.has_listeners)
+        asks = any_rank(self._strategy, bool(hooks or saver.listeners))
         self._strategy.run(self._built.model.read_variables)
         self._position.batch_size = batches.batch_size
         for batch in batches:

@@ -116,7 +116,6 @@ class SparseTopKCategoricalAccuracy(TopKCategoricalAccuracy):
     """
 
     _name = "sparse_top_k_categorical_accuracy"
-    grows = True
 
     def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
         return in_top_k(_classes(self.name, y_true, y_pred), y_pred, self.k)

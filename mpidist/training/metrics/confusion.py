@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from mpidist.training.losses import shape_of_weights
 from mpidist.training.metrics.base import Metric, Sums, on_host, quotient, require_classes, same_shape
 
 #: Of positive labels those above a threshold and the others, and of negative ones.
@@ -55,9 +56,8 @@ class ThresholdMetric(Metric):
             y_pred.astype("float64"),
             _rounded(self.thresholds, y_pred.dtype),
         )
-        by_element = (
-            numpy.ones(labels.shape) if sample_weight is None else _by_element(on_host(sample_weight), labels.shape)
-        )
+        weights = numpy.ones(()) if sample_weight is None else on_host(sample_weight).astype("float64")
+        by_element = numpy.broadcast_to(weights.reshape(shape_of_weights(weights.shape, labels.shape)), labels.shape)
         if self.top_k is not None:
             scores = _only_top_k(scores, self.top_k)
         if self.class_id is not None:
@@ -163,16 +163,6 @@ def _rounded(thresholds: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
         return thresholds
     with numpy.errstate(over="ignore"):  # the one below all scores
         return thresholds.astype("float32").astype("float64")
-
-
-def _by_element(weights: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
-    """Return weights for each element, of which there is one for each row, or for all."""
-    weights = weights.astype("float64")
-    if weights.ndim and weights.ndim < len(shape):
-        weights = weights.reshape(weights.shape + (1,) * (len(shape) - weights.ndim))
-    elif weights.ndim == len(shape) + 1 and weights.shape[-1] == 1:
-        weights = weights[..., 0]
-    return numpy.broadcast_to(weights, shape)
 
 
 def _only_top_k(scores: numpy.ndarray, k: int) -> numpy.ndarray:

@@ -1,4 +1,4 @@
-"""`Mean` of values, and `MeanOfRows`, the base of metrics that are means over rows."""
+"""`Mean` of values; `MeanOfRows`, the base of metrics that are means over rows; and means of errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from mpidist.training.metrics.base import Metric, Sums, on_host, quotient, same_rank
+from mpidist.training.metrics.base import Metric, Sums, on_host, quotient, same_rank, same_shape
 
 
 class Mean(Metric):
@@ -77,6 +77,38 @@ class MeanOfFunction(MeanOfRows):
         return values_of_rows(self.name, self._fn, y_true, y_pred, len(y_true))
 
 
+class MeanSquaredError(MeanOfRows):
+    """The mean of (label - prediction)².
+
+    Parameters
+    ----------
+    name : str
+        By default ``"mean_squared_error"``.
+    """
+
+    _name = "mean_squared_error"
+    grows = False
+
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        return numpy.square(_difference(self.name, y_true, y_pred))
+
+
+class MeanAbsoluteError(MeanOfRows):
+    """The mean of abs(label - prediction).
+
+    Parameters
+    ----------
+    name : str
+        By default ``"mean_absolute_error"``.
+    """
+
+    _name = "mean_absolute_error"
+    grows = False
+
+    def of_rows(self, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+        return numpy.abs(_difference(self.name, y_true, y_pred))
+
+
 def values_of_rows(name: str, fn: Callable[[Any, Any], Any], y_true: Any, y_pred: Any, rows: int) -> numpy.ndarray:
     """Return what ``fn(y_true, y_pred)`` returns for each row.
 
@@ -128,3 +160,8 @@ def _weighted(values: numpy.ndarray, weights: numpy.ndarray) -> tuple[numpy.ndar
 
 def _row_means(values: numpy.ndarray) -> numpy.ndarray:
     return values.mean(axis=tuple(range(1, values.ndim))) if values.ndim > 1 else values
+
+
+def _difference(name: str, y_true: numpy.ndarray, y_pred: numpy.ndarray) -> numpy.ndarray:
+    y_true, y_pred = same_shape(name, y_true, y_pred)
+    return y_true.astype("float64", copy=False) - y_pred

@@ -170,7 +170,7 @@ def test_steps_add_nothing_to_what_travels_to_servers(make):
         optimizer.apply_gradients([(numpy.ones(1 << 12), each) for each in variables])
     assert packed(optimizer) == before and len(before) < 1 << 9
     settings = vars(pickle.loads(before))
-    assert settings.keys() == vars(optimizer).keys() - {"_stages", "_updates", "_lists", "_checked"}
+    assert settings.keys() == vars(optimizer).keys() - {"_stages", "_updates", "_lists"}
 
 
 class ByWhole(SGD):

@@ -7,7 +7,7 @@ import pytest
 
 import mpidist
 from mpidist import optimizers
-from mpidist.optimizers.loss_scale import DynamicLossScale, LossScale
+from mpidist.optimizers.loss_scale import LossScale
 from mpidist.testing import run_ranks
 from mpidist.variables import IndexedSlices, Variable
 
@@ -41,7 +41,7 @@ def test_a_dynamic_scale_grows_and_shrinks():
 
 
 def test_a_dynamic_scale_stays_from_one_to_what_float32_holds():
-    scale = DynamicLossScale(2.0, growth_steps=1)
+    scale = LossScale(2.0, growth_steps=1)
     for _ in range(5):
         scale.update(overflow=True)
     assert scale.scale == 1

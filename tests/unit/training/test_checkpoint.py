@@ -16,8 +16,8 @@ from mpidist.errors import CheckpointError, CheckpointNotFoundError
 from mpidist.input import Dataset
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
-from mpidist.training import Checkpoint, CheckpointManager
-from mpidist.training.checkpoint import together
+from mpidist.training.checkpoint import Checkpoint, together
+from mpidist.training.checkpoint_manager import CheckpointManager
 from mpidist.variables import Variable
 
 

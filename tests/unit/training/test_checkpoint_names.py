@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from mpidist import optimizers
 from mpidist.errors import CheckpointError
 from mpidist.testing import run_ranks
-from mpidist.training import Checkpoint, CheckpointManager, hdf5_file
+from mpidist.training import hdf5_file
+from mpidist.training.checkpoint import Checkpoint
+from mpidist.training.checkpoint_manager import CheckpointManager
 from mpidist.training.entry_names import MOST_BYTES, coded, coded_attribute, decoded
 from mpidist.variables import Variable
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpidist.input import sharding
 from mpidist.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from mpidist.testing import run_ranks
-from mpidist.training import compute_average_loss, scale_regularization_loss
+from mpidist.training.losses import compute_average_loss, scale_regularization_loss
 from tests.oracle.cases import cases
 from tests.oracle.deviations import DEVIATIONS
 

@@ -857,6 +857,13 @@ def test_a_trainer_needs_variables_of_one_strategy():
         mpidist.Trainer(net.value_and_grad, [numpy.zeros(2)], mpidist.optimizers.SGD(0.1))
 
 
+def test_a_trainer_trains_a_variable_once():
+    w, fixed = mpidist.Variable(numpy.zeros(2), name="w"), mpidist.Variable(numpy.zeros(2), trainable=False)
+    with pytest.raises(ValueError, match=r"variable 'w\w*' comes twice among the variables to train"):
+        mpidist.Trainer(net.value_and_grad, {"a": w, "b": [w]}, mpidist.optimizers.SGD(0.1))
+    mpidist.Trainer(net.value_and_grad, [w, fixed, fixed], mpidist.optimizers.SGD(0.1))
+
+
 def test_a_metric_of_another_strategy_is_refused():
     def on_rank():
         with mpidist.OneDeviceStrategy("/cpu:0").scope():
