@@ -15,7 +15,7 @@ import numpy
 
 from mpidist import arrays
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.call import Call, call_of_leaf
+from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.mismatch import mismatch_error
@@ -120,7 +120,7 @@ class GroupCommunicator(Communicator):
 
     def _compare_shapes(self, name: str, dtype: Any, shape: Sequence[int], paths: Sequence[str], watch: Watch) -> None:
         """Raise on all ranks of the group unless they gave arrays of one shape, and structures of the same paths."""
-        description = call_of_leaf(name, dtype, shape, paths).description
+        description = Call(name, [("", dtype, shape)]).with_paths(paths).description
         answers = self.transport.exchange(json.dumps(description).encode(), watch)
         if len(set(answers)) > 1:
             error = mismatch_error([json.loads(raw) for raw in answers], watch.call, self.rank)
