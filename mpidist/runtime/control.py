@@ -227,7 +227,7 @@ class ControlChannel:
     def end(self) -> None:
         """Say that this rank prints nothing more: who waits to print last may go on."""
         self._close()
-        self.board.set_quiet(self.board_index)
+        self.board.quiet[self.board_index] = 1
         for part in self._parts:
             part.end()
 
@@ -293,10 +293,6 @@ class ControlChannel:
         if not self.settings.fault_tolerant or not self.vital_ranks or self.rank in self.vital_ranks:
             return False
         return self.failures.vital(self.watch("")) is None
-
-    def awaited_index(self, call: int) -> int | None:
-        """Return where on the board the first rank stands that has not come to `call`; None if all have.  Local."""
-        return next((index for index in range(self.board.size) if self.board.call(index) < call), None)
 
     def standoff(self, watch: Watch) -> MpidistError | None:
         """Return the error of a rank that waits for one that waits for it, in another world."""

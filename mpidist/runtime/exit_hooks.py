@@ -126,7 +126,7 @@ class ExitHooks:
         """Whether the other ranks of the board, but for some, print nothing more."""
         board, ranks = self.control.board, self.control.board_ranks
         return all(
-            board.quiet(index) or board.state(index) == states.LEFT or not board.alive(index)
+            board.quiet[index] or board.state(index) == states.LEFT or not board.alive(index)
             for index in self._others()
             if ranks[index] not in but_for
         )
@@ -135,7 +135,7 @@ class ExitHooks:
         """Return the other ranks that have failed and are not done with printing, as far as this one knows."""
         control, board = self.control, self.control.board
         failed = [index for index in self._others() if board.state(index) in ENDED]
-        speaking = {control.board_ranks[index] for index in failed if not board.quiet(index) and board.alive(index)}
+        speaking = {control.board_ranks[index] for index in failed if not board.quiet[index] and board.alive(index)}
         if control.arbiter is not None:  # of the ranks of other nodes that fail by one error, the first one speaks
             known = {last_line(board.text(index)) for index in (control.board_index, *failed)}
             first: dict[str, int] = {}
@@ -220,7 +220,7 @@ class ExitHooks:
                 return True
         board = control.board
         ended = [index for index in range(board.size) if board.state(index) in ENDED]
-        return any(board.quiet(index) or not is_consequence(board.text(index)) for index in ended)
+        return any(board.quiet[index] or not is_consequence(board.text(index)) for index in ended)
 
     def name_dead(self) -> None:
         """Name a killed rank, where this is the lowest rank of its board that can."""

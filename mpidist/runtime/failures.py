@@ -40,7 +40,7 @@ class Failures:
         return [
             rank
             for index, rank in enumerate(self._control.board_ranks)
-            if board.state(index) in silent and not board.quiet(index) and not board.alive(index)
+            if board.state(index) in silent and not board.quiet[index] and not board.alive(index)
         ]
 
     def note_lost(self, rank: int, why: str) -> None:
@@ -117,7 +117,7 @@ class Failures:
     def died(self, rank: int, watch: Watch) -> MpidistError:
         """Return the error that names a rank of the board whose process is gone, or about to be."""
         control = self._control
-        text = f"its process {control.board.pid(control.board_ranks.index(rank))} is gone (killed, or out of memory)"
+        text = f"its process {control.board.pids[control.board_ranks.index(rank)]} is gone (killed, or out of memory)"
         return self._gone(rank, f"died in {watch.what}: {text}")
 
     def _gone(self, rank: int, how: str) -> MpidistError:

@@ -242,12 +242,12 @@ def _end_of(mpi: Any, control: ControlChannel) -> Callable[[int], None]:
 def _end_by_signals(control: ControlChannel) -> None:
     """End the other ranks of this node: MPI_Abort does not, when the launcher was told to tolerate faults."""
     board = control.board
-    others = [index for index in range(board.size) if index != control.board_index and board.pid(index)]
+    others = [index for index in range(board.size) if index != control.board_index and board.pids[index]]
     for number, seconds in ((signal.SIGTERM, _ABORT_SECONDS), (signal.SIGKILL, _ABORT_SECONDS)):
         for index in others:
             if board.alive(index):
                 with suppress(ProcessLookupError):  # it has ended just now
-                    os.kill(board.pid(index), number)
+                    os.kill(board.pids[index], number)
         deadline = time.monotonic() + seconds
         while any(map(board.alive, others)) and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -75,7 +75,7 @@ class Presence:
         if thorough and rank in control.board_ranks:
             index = control.board_ranks.index(rank)
             if not control.board.alive(index):
-                return f"died: its process {control.board.pid(index)} is gone (killed, or out of memory)"
+                return f"died: its process {control.board.pids[index]} is gone (killed, or out of memory)"
         return ""
 
 
