@@ -106,7 +106,7 @@ class ExitHooks:
         if control.arbiter is None or 0 in control.board_ranks or not on_all_ranks:
             return True
         # Rank 0 raises this too and speaks, unless it is the one that is missing.
-        return isinstance(error, TransportTimeoutError) and not control.arbiter.has_verdict
+        return isinstance(error, TransportTimeoutError) and control.arbiter.verdict is None
 
     def _raising_the_same(self, common: bool) -> list[int]:
         """Return the ranks, this one among them, known to end by the same error."""
@@ -163,7 +163,7 @@ class ExitHooks:
             time.sleep(_PASS_ON_SECONDS)
             control.end()  # whose turn is next prints now
             if control.arbiter is not None and not control.failures.dead():
-                control.arbiter.tell_spoken()
+                control.arbiter.tell("spoken")
             self._wait_until(lambda: not self._that_speak(), _GRACE_SECONDS)
         finally:  # also where nothing can be printed
             self._abort(code)
@@ -216,7 +216,7 @@ class ExitHooks:
         control = self.control
         if control.arbiter is not None:
             control.arbiter.poll()
-            if control.arbiter.failed_texts or control.arbiter.has_verdict:
+            if control.arbiter.failed_texts or control.arbiter.verdict is not None:
                 return True
         board = control.board
         ended = [index for index in range(board.size) if board.state(index) in ENDED]

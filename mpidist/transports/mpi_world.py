@@ -25,7 +25,7 @@ from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.control_mpi import MpiMessenger
 from mpidist.runtime.exit_hooks import ExitHooks
-from mpidist.runtime.process_hooks import install, uninstall
+from mpidist.runtime.process_hooks import of_process
 from mpidist.runtime.standoff import Standoffs
 from mpidist.runtime.watch import yield_processor
 from mpidist.transports.membership import World, share_memory
@@ -175,7 +175,7 @@ def _meet(mpi: Any, comm: Any, launcher: Launcher | None, job_ranks: Sequence[in
         control.warn(f"{problem}; small all-reduces use messages instead")
     control.standoffs = _standoffs
     _standoffs.add(control)
-    install(ExitHooks(control, _end_of(mpi, control), _farewell(extra[1]) if extra else None, skip_finalize))
+    of_process.add(ExitHooks(control, _end_of(mpi, control), _farewell(extra[1]) if extra else None, skip_finalize))
     transport = MpiTransport(own.Dup(), control, range(own.Get_size()))
     own.Barrier()  # every rank has signed on to its board before any looks who is missing
     for each in {id(each): each for each in (own, machine, node)}.values():
@@ -187,7 +187,7 @@ def _meet(mpi: Any, comm: Any, launcher: Launcher | None, job_ranks: Sequence[in
 def _release(extra: Sequence[Any], world: World) -> None:
     """Free the communicators of a world, and have it forgotten where the process ends; all its ranks are here."""
     control = world.control
-    uninstall(control)
+    of_process.remove(control)
     _standoffs.remove(control)
     world.transport.close()
     for comm in extra:

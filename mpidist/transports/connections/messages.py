@@ -121,7 +121,7 @@ class MessageConnection(Connection):
         except RankFailedError as error:
             if not self._gone:  # else it has said before that it leaves
                 self.lose(f"died: {error}")
-                self.presence.control.failures.note_lost(self.presence.name_of(self.peer), str(error))
+                self.presence.control.failures.lost[self.presence.name_of(self.peer)] = str(error)
             self._transport.abandon([*self._under_way, *self._awaited])
             self._under_way.clear()
             self._awaited.clear()
