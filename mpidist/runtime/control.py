@@ -115,7 +115,9 @@ class ControlChannel:
         self.duties: dict[int, tuple[str, str]] = {}
         self._parts: list[ControlChannel] = []
         self._whole = whole
-        self.world_ranks: tuple[int, ...] = tuple(range(size) if whole is None else map(whole.world_ranks.__getitem__, members))
+        self.world_ranks: tuple[int, ...] = tuple(
+            range(size) if whole is None else map(whole.world_ranks.__getitem__, members)
+        )
         self.world_size: int = size if whole is None else whole.world_size
         self.job_ranks: tuple[int, ...] = tuple(job_ranks) if whole is None else whole.job_ranks
         if whole is not None:

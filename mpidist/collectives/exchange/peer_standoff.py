@@ -94,7 +94,7 @@ class PeerStandoffs:
             self._to_send.clear()
             self._send_own(waited)
         for key, probe in list(self._read.items()):
-            side = self._sides.side(key[0], probe.kind == _SENDS)
+            side = (self._sides.sources if probe.kind == _SENDS else self._sides.targets)[key[0]]
             if side.number >= probe.number:
                 del self._read[key]
             elif not side.waiting:
