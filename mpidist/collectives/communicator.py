@@ -25,9 +25,9 @@ from mpidist.collectives.reductions.plan_cache import Bindings
 from mpidist.collectives.ways import selection
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.chooser import Chooser
-from mpidist.collectives.ways.device_ways import DeviceWays
+from mpidist.collectives.ways.device_ways import DeviceReplay, DeviceWays
 from mpidist.collectives.ways.lanes import Lanes
-from mpidist.collectives.ways.messages import Messages
+from mpidist.collectives.ways.messages import Messages, Native
 from mpidist.collectives.ways.node_memory import NodeMemory
 from mpidist.collectives.ways.packed import Replay, bind_packed
 from mpidist.collectives.ways.pieces import Pieces
@@ -182,10 +182,10 @@ class Communicator:
         if bound is not None:
             return bound
         kind = _OF_HOST if kind is None else arrays.empty(0, kind.dtype, kind)
-        # MPI's own all-reduce is quicker where values and results lie apart.
-        is_apart = way.algorithm == "native" and not arrays.is_device(kind)
         scratch = Scratch() if scratch is None else scratch
         replay = self._replay(sources.elements, dtypes[1], kind, op, way.algorithm)
+        # MPI's own all-reduce is quicker where values and results lie apart.
+        is_apart = isinstance(replay, Native) and not arrays.is_device(kind)
         packed = bind_packed(replay, kind, sources, targets, dtypes, scale, is_apart, scratch, self.observer)
         return self.observer.reduction(packed)
 
@@ -193,7 +193,7 @@ class Communicator:
         """Return what reduces flat buffers of that kind."""
         memory = self.devices.memory(kind)
         if memory is not None and self.size > 1 and elements:
-            return self.devices.bind(memory, dtype, op, algorithm)
+            return DeviceReplay(self.devices, self, memory, dtype, op, algorithm)
         chosen = self._chooser.by_messages(elements * dtype.itemsize, algorithm)
         return self._messages.bind(elements, dtype, kind, op, chosen)
 

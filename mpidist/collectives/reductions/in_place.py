@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.collectives.persistent import Bound
-from mpidist.collectives.reductions.intake import BufferIntake, InPlaceIntake
+from mpidist.collectives.reductions.intake import InPlaceIntake, Intake
 from mpidist.collectives.reductions.lists import ShortArray
 from mpidist.collectives.reductions.plan import Bucket, Signature, build
-from mpidist.collectives.reductions.reduction import BoundReduction, Intake, one_step, scale_of
+from mpidist.collectives.reductions.reduction import BoundReduction, one_step, scale_of
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.collectives.ways.scratch import Scratch
@@ -64,7 +64,7 @@ def bind_in_place(
     if is_checked and step is not None and plan.buckets[0].dtype == signatures[0][1]:
         only = plan.buckets[0]
         return ShortArray(ranks, call, ("", only.dtype, (only.elements,)), step, is_in_place=True)
-    intake: Intake = BufferIntake()
+    intake = Intake()
     if not is_checked:
         intake = InPlaceIntake(f"{ranks.control.own_name}: {call.what}", plan, memory, are_apart=step is None)
     reductions = [step] if step is not None else list(map(reduction, plan.buckets, pieces))

@@ -11,6 +11,7 @@ from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent import Bound
+from mpidist.collectives.reductions.intake import Intake
 from mpidist.collectives.reductions.plan import Plan
 from mpidist.collectives.reductions.results import ResultSet
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
@@ -50,22 +51,6 @@ def scale_of(ranks: Communicator, op: str, postscale: float | None = None) -> fl
     """Return what the results of an operation are multiplied by.  Local."""
     scale = 1.0 / ranks.size if op == "mean" and ranks.size > 1 else None
     return scale if postscale is None else (1.0 if scale is None else scale) * postscale
-
-
-class Intake(Protocol):
-    """Which lists a reduction takes, and in which form.  All methods are Local."""
-
-    def takes(self, tensors: Sequence[Any]) -> bool:
-        """Whether the reduction is for such tensors; ValueError where it cannot be for any like them."""
-        ...
-
-    def pack(self, tensors: Sequence[Any], slot: Any) -> bool:
-        """Put tensors where all ranks see them; return whether the reduction is for such tensors."""
-        ...
-
-    def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        """Return tensors that it takes as C-contiguous ones."""
-        ...
 
 
 class Sink(Protocol):
