@@ -63,7 +63,7 @@ class Arbiter:
     # -- telling ------------------------------------------------------------------------------------------------------
 
     def tell(self, kind: str, **more: Any) -> None:
-        """Tell every rank of another node what this one's notice of that kind says; see the methods that hear it."""
+        """Tell every rank of another node what `poll` makes of a notice of that kind."""
         self._tell(self._away, kind=kind, **more)
 
     def tell_left(self) -> None:
@@ -86,44 +86,38 @@ class Arbiter:
         """Take in what has arrived, and answer questions."""
         for sender, raw in self._messenger.arrived():
             notice = json.loads(raw)
-            getattr(self, f"_on_{notice['kind']}")(sender, notice)
+            match notice["kind"]:
+                case "failed":  # and by which error
+                    self.failed_texts[sender] = notice["text"]
+                case "spoken":  # the error by which it failed is printed
+                    self.have_spoken.add(sender)
+                case "missed":  # a call, and the error for which it does
+                    self._control.missed.hear(sender, notice["call"], notice["text"])
+                case "left":
+                    self.left_ranks[sender] = self._calls[sender] = notice["call"]
+                case "verdict":  # the text of the error that all ranks raise
+                    self.verdict = notice["text"]
+                case "question":
+                    self._answer(sender)
+                case "answer":
+                    self._take_in(sender, notice)
+                case "appeal":
+                    self._calls[sender] = max(notice["call"], self._calls.get(sender, 0))
+                    if self.verdict is None:
+                        self._judge(notice["what"], notice["call"], notice["waited"])
 
-    def _on_failed(self, sender: int, notice: dict[str, Any]) -> None:
-        """Hear that a rank has failed, and by which error."""
-        self.failed_texts[sender] = notice["text"]
-
-    def _on_spoken(self, sender: int, notice: dict[str, Any]) -> None:
-        """Hear that a rank has printed the error by which it failed."""
-        self.have_spoken.add(sender)
-
-    def _on_missed(self, sender: int, notice: dict[str, Any]) -> None:
-        """Hear that a rank misses a call, and the error for which it does."""
-        self._control.missed.hear(sender, notice["call"], notice["text"])
-
-    def _on_left(self, sender: int, notice: dict[str, Any]) -> None:
-        self.left_ranks[sender] = self._calls[sender] = notice["call"]
-
-    def _on_question(self, sender: int, notice: dict[str, Any]) -> None:
+    def _answer(self, sender: int) -> None:
         board = self._control.board
         calls = {rank: board.call(index) for index, rank in enumerate(self._control.board_ranks)}
         silences = [pair for pair in self._control.attendance.silences() if pair[0] != self._control.rank]
         self._tell([sender], kind="answer", calls=list(calls.items()), silences=silences)
 
-    def _on_answer(self, sender: int, notice: dict[str, Any]) -> None:
-        for rank, call in notice["calls"]:
+    def _take_in(self, sender: int, answer: dict[str, Any]) -> None:
+        for rank, call in answer["calls"]:
             self._calls[rank] = max(call, self._calls.get(rank, 0))
         self._silences[sender] = 0.0
-        for rank, seconds in notice["silences"]:
+        for rank, seconds in answer["silences"]:
             self._silences[rank] = min(seconds, self._silences.get(rank, seconds))
-
-    def _on_appeal(self, sender: int, notice: dict[str, Any]) -> None:
-        self._calls[sender] = max(notice["call"], self._calls.get(sender, 0))
-        if self.verdict is None:
-            self._judge(notice["what"], notice["call"], notice["waited"])
-
-    def _on_verdict(self, sender: int, notice: dict[str, Any]) -> None:
-        """Hear the text of the error that all ranks raise."""
-        self.verdict = notice["text"]
 
     # -- knowing ------------------------------------------------------------------------------------------------------
 
