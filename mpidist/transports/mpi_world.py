@@ -175,7 +175,9 @@ def _meet(mpi: Any, comm: Any, launcher: Launcher | None, job_ranks: Sequence[in
         control.warn(f"{problem}; small all-reduces use messages instead")
     control.standoffs = _standoffs
     _standoffs.add(control)
-    of_process.add(ExitHooks(control, _end_of(mpi, control), _farewell(extra[1]) if extra else None, skip_finalize))
+    # begins the farewell, and returns its test
+    all_left = (lambda: extra[1].Ibarrier().Test) if extra else None
+    of_process.add(ExitHooks(control, _end_of(mpi, control), all_left, skip_finalize))
     transport = MpiTransport(own.Dup(), control, range(own.Get_size()))
     own.Barrier()  # every rank has signed on to its board before any looks who is missing
     for each in {id(each): each for each in (own, machine, node)}.values():
@@ -251,8 +253,3 @@ def _end_by_signals(control: ControlChannel) -> None:
         deadline = time.monotonic() + seconds
         while any(map(board.alive, others)) and time.monotonic() < deadline:
             time.sleep(0.005)
-
-
-def _farewell(comm: Any) -> Callable[[], Callable[[], bool]]:
-    """Return what begins a barrier on `comm` and returns its test."""
-    return lambda: comm.Ibarrier().Test
