@@ -455,15 +455,11 @@ class PointToPoint:
     def _end_step(self, transfer: Transfer) -> None:
         """Raise RemoteReplicaError, as all ranks do: the function given to `run` raised on one."""
         self.is_behind = False
-        self._give_up(transfer)
-        Once(self._ranks, Call(transfer.what, [fact("of", self.control.own_name)]))(None)
-
-    def _give_up(self, transfer: Transfer) -> None:
-        """Wait for a transfer no more: the function of the other rank raised."""
         if isinstance(transfer, _Receiving):  # a send that was begun goes on when that rank receives
             self._open.remove(transfer)
             self.sources[transfer.peer].waiting.remove(transfer)
             self._settle()
+        Once(self._ranks, Call(transfer.what, [fact("of", self.control.own_name)]))(None)
 
     def _opened(self, transfer: Transfer) -> Transfer:
         """Take note of a transfer: while one is open, every turn of every wait moves it on."""
