@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import shutil
@@ -24,6 +25,7 @@ from mpidist.jobs.request import Request, find_scheduler
 from mpidist.jobs.schedulers import SCHEDULERS, Scheduler
 from mpidist.jobs.script import fill_in
 from mpidist.jobs.site import NAME, Default
+from mpidist.whole_file import written
 
 _EXAMPLES = f"""examples:
   mpidist job slurm --nodes 4 --gpus-per-node 4 --cores 8 --time 4h train.py -- --epochs 90
@@ -169,17 +171,17 @@ def _plugin(scheduler: Scheduler, in_container: bool) -> str:
 def _write(path: Path, text: str) -> bool:
     """Write a script that can be run; a file that differs is kept, and said."""
     try:
-        if path.exists() and path.read_text() == text:
-            return True
-        with open(path, "x") as file:
-            file.write(text)
-        path.chmod(0o755)
+        if not path.exists():
+            with written(path) as file:
+                file.write(text.encode())
+                os.chmod(file.fileno(), 0o755)
+        elif path.read_bytes() != text.encode():
+            print(f"mpidist job: {path} exists and differs: remove it, or give another name with -o", file=sys.stderr)
+            return False
         return True
-    except FileExistsError:
-        print(f"mpidist job: {path} exists and differs: remove it, or give another name with -o", file=sys.stderr)
     except OSError as error:
         print(f"mpidist job: {path} cannot be written: {error.strerror}", file=sys.stderr)
-    return False
+        return False
 
 
 #: Seconds after which a scheduler that does not answer is left alone.

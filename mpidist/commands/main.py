@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -48,6 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter would try once more at its end
         os.dup2(nowhere, sys.stderr.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"mpidist: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _open_closed() -> None:

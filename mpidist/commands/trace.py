@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from mpidist.runtime import trace_kinds as kinds
 from mpidist.runtime.trace import CAPACITY, Trace
 from mpidist.runtime.trace_file import About, Recording, about_line, event_lines, order_line
 from mpidist.tracing.shares import PARTS, gather, lateness, shares
+from mpidist.whole_file import written
 
 _EXAMPLES = """examples:
   MPIDIST_TRACE=traces mpidist run -n 4 train.py
@@ -91,10 +91,9 @@ def event_seconds() -> tuple[float, float]:
 
 def write_timeline(recordings: dict[int, Recording], output: Path) -> None:
     """Write the events of all ranks as Perfetto and Chrome's tracing page read them, from 0 on."""
-    part = output.with_name(output.name + ".part")
     begins = [recording.events[:, 1].min() for recording in recordings.values() if len(recording.events)]
     start = min(begins, default=0)
-    with open(part, "wb") as file:
+    with written(output) as file:
         file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
         for rank, recording in recordings.items():
             events = recording.events.copy()
@@ -103,7 +102,6 @@ def write_timeline(recordings: dict[int, Recording], output: Path) -> None:
             file.writelines(event_lines(events, recording.names, rank))
         orders = [order_line(recording.about, rank) for rank, recording in recordings.items()]
         file.write((",\n".join(orders) + "\n]}\n").encode())
-    os.replace(part, output)
 
 
 # -- what it says ------------------------------------------------------------------------------------------------------

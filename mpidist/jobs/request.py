@@ -15,8 +15,6 @@ _MEMORY = re.compile(r"([1-9]\d*)([MGT])(?:i?B)?")
 _ARRAY = re.compile(r"(\d+)-(\d+)(?:%([1-9]\d*))?")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
-#: Seconds before the time limit at which Slurm sends a signal at the earliest, by its manual.
-_MOST_SLURM_NOTICE = 65535
 _PLACE = re.compile(r"\{(folder|checkpoints|task)\}")
 
 
@@ -193,11 +191,11 @@ def _check_sizes(asked: Request) -> None:
 
 def _check_words(asked: Request, scheduler: Scheduler) -> None:
     """Refuse words that the scheduler, or bash, would take for something else."""
-    if ":" in asked.arguments and scheduler.title == "Slurm":
+    if ":" in asked.arguments and scheduler.splits_at_colons:
         raise ValueError("argument ':': srun begins another program there; expected it as a part of a longer word")
     for argument in (asked.script, *asked.arguments):  # they stand in a comment of the script too
-        if "\n" in argument or "\r" in argument:
-            raise ValueError(f"argument {argument!r}: expected one line")
+        if re.search("[\n\r\ud800-\udfff]", argument):  # what is no UTF-8 comes as surrogates
+            raise ValueError(f"argument {argument!r}: expected one line of UTF-8")
     if not _NAME.fullmatch(asked.name):
         raise ValueError(f"--name {asked.name!r}: expected a letter, then letters, digits, '.', '_' and '-'")
     for name in ("partition", "account", "mpi"):
@@ -243,9 +241,9 @@ def _check_features(asked: Request, scheduler: Scheduler) -> None:
         raise ValueError("--requeue with --servers: jobs of two components were not tried in it; expected one of them")
     if asked.servers and asked.array:
         raise ValueError("--array with --servers: Slurm has no arrays of jobs of two components; expected one of them")
-    if scheduler.title == "Slurm" and asked.save_before > _MOST_SLURM_NOTICE:
-        got = f"--save-before {asked.save_before} s: Slurm sends a signal {_MOST_SLURM_NOTICE} s before the limit"
-        raise ValueError(f"{got} at the earliest; expected no more")
+    if asked.save_before > scheduler.most_notice:
+        most = f"{scheduler.title} sends a signal {scheduler.most_notice} s before the limit at the earliest"
+        raise ValueError(f"--save-before {asked.save_before} s: {most}; expected no more")
     if asked.array is None and any("task" in places(argument)[1::2] for argument in asked.arguments):
         raise ValueError("{task} is the number of a task of a job array; expected --array FIRST-LAST with it")
 

@@ -5,6 +5,7 @@ A new scheduler is a row here, a template of its name in ``templates/``, and scr
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,10 @@ class Scheduler:
         A pattern of what `check` says, in any letters, where the machine has the commands and not the scheduler.
     reads_script : bool
         Whether `submit` reads the script from its standard input.
+    splits_at_colons : bool
+        Whether what starts the ranks takes a ':' among their arguments for the end of them.
+    most_notice : float
+        Seconds before the time limit at which a signal is sent at the earliest.
     plugins : mapping
         MPI -> how ranks that the scheduler starts find each other; empty where ``mpidist run`` starts them.
     lacks : mapping
@@ -61,6 +66,8 @@ class Scheduler:
     check: tuple[str, ...] = ()
     out_of_reach: str = ""
     reads_script: bool = False
+    splits_at_colons: bool = False
+    most_notice: float = math.inf
     plugins: Mapping[str, str] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
 
@@ -92,6 +99,8 @@ SCHEDULERS = {
         array_output="{name}-{job}_*.out",
         check=("sbatch", "--test-only"),
         out_of_reach="could not establish a configuration source|unable to contact slurm controller",
+        splits_at_colons=True,
+        most_notice=65535,  # by its manual
         plugins=PLUGINS,
     ),
     "pbs": Scheduler(

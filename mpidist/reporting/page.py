@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from mpidist.reporting.notes import Line, RankNotes
 from mpidist.reporting.quantities import show_bytes, show_seconds
 from mpidist.runtime import trace_file
 from mpidist.tracing.shares import Lateness, Shares, gather, lateness, shares
+from mpidist.whole_file import written
 
 #: The file's name, in the folder of the notes.
 NAME = "report.html"
@@ -43,9 +43,8 @@ def write(folder: Path, output: Path | None = None, most_bytes: float = math.inf
     """
     path = folder / NAME if output is None else output
     text = render(folder, most_bytes)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    with written(path) as file:
+        file.write(text.encode())
     return path
 
 

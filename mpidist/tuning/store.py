@@ -23,6 +23,7 @@ from mpidist.collectives.ways.selection import Choices, Facts
 from mpidist.options import Settings, settings
 from mpidist.runtime.control import Watch
 from mpidist.schedules.figures import Figures
+from mpidist.whole_file import written
 
 #: To be raised when files of earlier versions of mpidist say something else than those of this one.
 _FORMAT = 2
@@ -98,16 +99,9 @@ def write(record: Record, where: Path) -> Path:
     path = path_of(record.key, where)
     content = {"format": _FORMAT, "key": record.key, "hosts": record.hosts, "figures": record.figures.to_json()}
     where.mkdir(parents=True, exist_ok=True)
-    file, name = tempfile.mkstemp(dir=where, prefix=f"{path.stem}.", suffix=".part")
-    try:
-        with open(file, "w") as stream:
-            json.dump(content, stream)
-        os.chmod(name, 0o644)  # a folder may serve several users
-        os.replace(name, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
+    with written(path) as file:
+        file.write(json.dumps(content).encode())
+        os.chmod(file.fileno(), 0o644)  # a folder may serve several users
     return path
 
 

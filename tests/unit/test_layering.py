@@ -23,7 +23,7 @@ LAYERS = (
     ("hints",),
     ("lazy_names",),
     ("errors",),
-    ("options", "nest", "output", "own_machine", "own_process", "packages"),
+    ("options", "nest", "output", "own_machine", "own_process", "packages", "whole_file"),
     ("context",),
     ("arrays", "cluster"),
     ("device",),

@@ -199,14 +199,8 @@ class _Normalize(torch.autograd.Function):
         sums, _ = _sums(ctx.replicas, local.double().view(-1))
         mean, along = (sums / statistics.count).view(2, -1).to(local.dtype)
         of_input = (gradient - mean.view(shape) - normalized * along.view(shape)) * inverse
-        if weight is None:
-            return of_input.to(gradients[0].dtype), None, None, None, None, None
-        of_input = of_input * weight.view(shape)
-        return (
-            of_input.to(gradients[0].dtype),
-            local[1].to(weight.dtype),
-            local[0].to(weight.dtype),
-            None,
-            None,
-            None,
-        )
+        of_weight = of_bias = None
+        if weight is not None:
+            of_input = of_input * weight.view(shape)
+            of_bias, of_weight = local.to(weight.dtype)
+        return of_input.to(gradients[0].dtype), of_weight, of_bias, None, None, None

@@ -34,6 +34,15 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"{mpidist.__version__}\n"
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
+def test_a_full_disk_is_said_in_one_line():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "mpidist", "--help"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (ended.returncode, ended.stderr) == (1, "mpidist: the output cannot be written: No space left on device\n")
+
+
 def test_an_unknown_command_lists_the_known_ones(capsys):
     assert main(["runn"]) == 2
     message = capsys.readouterr().err

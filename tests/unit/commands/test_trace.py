@@ -234,6 +234,14 @@ def test_an_output_that_cannot_be_written_is_said(tmp_path, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_a_folder_as_the_output_is_said_and_leaves_nothing(tmp_path, capsys):
+    written(tmp_path / "traces", 0, 1)
+    (tmp_path / "folder").mkdir()
+    assert main(["trace", str(tmp_path / "traces"), "--output", str(tmp_path / "folder")]) == 1
+    assert "folder cannot be written" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "traces"]
+
+
 def test_a_folder_must_be_named(capsys):
     with pytest.raises(SystemExit) as left:
         main(["trace"])

@@ -81,6 +81,7 @@ def test_an_array_is_a_range(text):
         ({"directives": ("exclusive",)}, "--directive 'exclusive': expected an option of sbatch"),
         ({"setup": ("a\nb",)}, "expected one line"),
         ({"arguments": ("a\nexit 0",)}, "argument 'a\\nexit 0': expected one line"),
+        ({"arguments": ("a\udcff",)}, "argument 'a\\udcff': expected one line of UTF-8"),
         ({"arguments": ("--between", ":")}, "argument ':': srun begins another program there"),
         ({"time": 30}, "--time 30s: expected a minute or more"),
         ({"time": 120}, "--save-before 120 s is not before a time limit of 120 s; expected less, or 0"),
