@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +15,7 @@ from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.reductions.adjustment import Zeros, check_factors
 from mpidist.collectives.reductions.intake import Intake, ListIntake, OptionalIntake
-from mpidist.collectives.reductions.plan import Bucket, Signature, build
+from mpidist.collectives.reductions.plan import Bucket, Plan, Signature, build
 from mpidist.collectives.reductions.reduction import (
     BYTES_PER_TENSOR,
     BoundReduction,
@@ -28,6 +28,7 @@ from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.packed import pack
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.collectives.ways.scratch import Scratch
+from mpidist.collectives.ways.selection import Way
 from mpidist.device.memory import memory_of
 from mpidist.errors import UnsupportedDtypeError
 from mpidist.runtime.control import Watch
@@ -104,10 +105,7 @@ def bind_list(
     is_long = plan.nbytes >= _SHORT_BYTES * len(tensors)
     pack_flat = ranks.observer.function(PACK, pack)
     like = ListIntake(tensors, any_strides, in_memory_order and not question.is_packed, is_long, pack_flat)
-    scales = {"prescale": question.prescale, "postscale": question.postscale}
-    facts = [fact(what, value) for what, value in scales.items() if value is not None]
-    packs = [(way.label, bucket.nbytes) for bucket in plan.buckets]
-    call = Call(f"all_reduce({op})", [*plan.signatures, *facts], packs, like.sources.orders)
+    call = _call(plan, like.sources.orders, way, question)
     if is_array and segment is not None:
         short = ShortArray(ranks, call, signatures[0], segment, question.prescale)
         short.question = question
@@ -184,6 +182,14 @@ class ShortArray(Bound):
 
 #: The all-reduce of lists like one list.
 BoundList = BoundReduction | ShortArray
+
+
+def _call(plan: Plan, orders: Mapping[int, Sequence[int]], way: Way, question: Question) -> Call:
+    """Return the call, which all ranks must make alike."""
+    packs = [(way.label, bucket.nbytes) for bucket in plan.buckets]
+    scales = {"prescale": question.prescale, "postscale": question.postscale}
+    facts = [fact(what, value) for what, value in scales.items() if value is not None]
+    return Call(f"all_reduce({plan.op})", [*plan.signatures, *facts], packs, orders)
 
 
 def _check_kinds(tensors: Sequence[Any], ranks: Communicator) -> None:
