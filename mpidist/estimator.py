@@ -75,7 +75,7 @@ def model_to_estimator(
         Keras is not installed.
     """
     try:
-        module = importlib.import_module("mpidist.frameworks.keras.to_estimator")
+        module = importlib.import_module("mpidist.frameworks.keras.model_function")
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"model_to_estimator needs Keras 3 with JAX or PyTorch: {pip_install('keras', 'jax')} ({error})"

@@ -92,7 +92,9 @@ class FileRows(Stage):
         return next((table for table in self.tables if table.rows), self.tables[0]).spec()
 
     def order(self, batch_size: bool = True) -> list[str]:
-        files = [f"{_base_names(table.path)} ({table.rows})" for table in self.tables]
+        # without directories; a table may be several files side by side
+        names = [", ".join(map(os.path.basename, table.path.split(", "))) for table in self.tables]
+        files = [f"{name} ({table.rows})" for name, table in zip(names, self.tables, strict=True)]
         some = ", ".join(files[:_MOST_SHOWN])
         rest = f", ... ({len(files)} files, checksum {zlib.crc32(', '.join(files).encode()):#010x})"
         return [f"{self.length} rows of {shown(self.spec())} in {some}{rest if len(files) > _MOST_SHOWN else ''}"]
@@ -100,11 +102,6 @@ class FileRows(Stage):
     def place(self, epoch: int, position: int) -> str:
         number = int(numpy.searchsorted(self._ends, position, "right"))
         return f"row {position - self._begin(number)} of {self.tables[number].path}"
-
-
-def _base_names(path: str) -> str:
-    """Return the name of a table, which may be several files side by side, without directories."""
-    return ", ".join(map(os.path.basename, path.split(", ")))
 
 
 def read_rows(array: Any, rows: Positions, row_bytes: int | None = None) -> numpy.ndarray:

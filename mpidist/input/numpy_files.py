@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import threading
 import zipfile
-from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -68,15 +67,12 @@ def _mapped(path: str, member: zipfile.ZipInfo) -> numpy.ndarray:
         name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
         file.seek(member.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
         with _HEADERS:
-            shape, in_columns, dtype = _header_reader(file)(file)
+            version, formats = numpy.lib.format.read_magic(file), numpy.lib.format
+            read_header = formats.read_array_header_1_0 if version == (1, 0) else formats.read_array_header_2_0
+            shape, in_columns, dtype = read_header(file)
         if dtype.hasobject:
             raise ValueError(f"{member.filename} in {path} holds Python objects, which are not read")
         if 0 in shape:
             return numpy.empty(shape, dtype)
         order = "F" if in_columns else "C"
         return numpy.memmap(path, dtype, "r", offset=file.tell(), shape=shape, order=order)  # type: ignore[call-overload]
-
-
-def _header_reader(file: Any) -> Callable[[Any], tuple[tuple[int, ...], bool, numpy.dtype]]:
-    version = numpy.lib.format.read_magic(file)
-    return numpy.lib.format.read_array_header_1_0 if version == (1, 0) else numpy.lib.format.read_array_header_2_0

@@ -21,7 +21,9 @@ _TRUTH = {"0": False, "1": True, "false": False, "true": True}
 
 
 class TextTable(Table):
-    """The lines of a text file, as str without their line ends."""
+    """The lines of a text file, as str without their line ends; they are sliced like an array."""
+
+    shape, dtype = (0,), numpy.dtype(object)
 
     def __init__(self, path: str, encoding: str = "utf-8", skip: int = 0) -> None:
         super().__init__(path)
@@ -53,41 +55,24 @@ class TextTable(Table):
         """Number of lines, without those left out."""
         return max(len(self._starts) - 1, 0)
 
-    def __len__(self) -> int:
-        return self.rows
-
     def lines(self, rows: Positions) -> list[str]:
         """Return these lines."""
         if not len(rows):
             return []
-        return list(read_rows(_Lines(self), rows, row_bytes=len(self._bytes) // self.rows))
+        return list(read_rows(self, rows, row_bytes=len(self._bytes) // self.rows))
 
-    def contiguous(self, first: int, end: int) -> list[str]:
-        """Return lines that follow each other."""
-        text = self._bytes[self._starts[first] : self._starts[end]].tobytes().decode(self.encoding)
-        found = text.split("\n")
-        return [line.removesuffix("\r") for line in found[: end - first]]
+    def __getitem__(self, rows: slice) -> numpy.ndarray:
+        """Return lines that follow each other, as an array of objects."""
+        text = self._bytes[self._starts[rows.start] : self._starts[rows.stop]].tobytes().decode(self.encoding)
+        found = numpy.empty(rows.stop - rows.start, object)
+        found[:] = [line.removesuffix("\r") for line in text.split("\n")[: len(found)]]
+        return found
 
     def read(self, rows: Positions) -> Any:
         return numpy.array(self.lines(rows), dtype=numpy.str_)
 
     def spec(self) -> Any:
         return ArraySpec((), numpy.dtype("U"))
-
-
-class _Lines:
-    """The lines of a table, to be sliced like an array."""
-
-    shape, dtype = (0,), numpy.dtype(object)
-
-    def __init__(self, table: TextTable) -> None:
-        self._table = table
-
-    def __getitem__(self, rows: slice) -> numpy.ndarray:
-        lines = self._table.contiguous(rows.start, rows.stop)
-        found = numpy.empty(len(lines), object)
-        found[:] = lines
-        return found
 
 
 class CsvTable(TextTable):

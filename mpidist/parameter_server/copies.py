@@ -17,7 +17,7 @@ from __future__ import annotations
 import mmap
 import secrets
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -59,16 +59,25 @@ class _Places:
 
 
 class Copies:
-    """Several copies of arrays in the places of one layout.  Who changes them has the write lock."""
+    """Several copies of arrays in the places of one layout.  Who changes them has the write lock.
+
+    Places of `own_words` words are for the subclass; `memory_of` returns memory for all places.
+    """
 
     #: The file that a server makes; None in private memory, and for a client.
     _file: SharedFile | None = None
 
     def __init__(
-        self, layout: Layout, places: _Places, arrays: Sequence[Sequence[Section]], count: int, memory: Any
+        self,
+        layout: Layout,
+        arrays: Sequence[Sequence[Section]],
+        count: int,
+        own_words: int,
+        memory_of: Callable[[_Places], Any],
     ) -> None:
-        self.layout, self.count = layout, count
-        self._places = places
+        self.layout, self.count, self._arrays = layout, count, arrays
+        self._places = places = _Places(layout, arrays, count, own_words)
+        self._memory = memory = memory_of(places)
         self._words = memoryview(memory)[: places.words * WORD_BYTES].cast("q")
         table = numpy.frombuffer(memory, numpy.int64, count * len(layout.specs), places.versions * WORD_BYTES)
         self.versions: list[Any] = list(table.reshape(count, len(layout.specs)))
@@ -78,6 +87,10 @@ class Copies:
         flat = numpy.frombuffer(memory, numpy.uint8)
         self.bytes: list[Any] = [flat[places.bytes_of(copy)] for copy in range(count)]
         self.sections = [[[part.of(each) for part in section] for section in arrays] for each in self.bytes]
+
+    def _new(self, places: _Places) -> Any:
+        """Return new memory: that of the file, private where there is none."""
+        return numpy.zeros(places.nbytes, numpy.uint8) if self._file is None else self._file.map()
 
     def _name(self) -> int:
         """Give new memory a number, and return it."""
@@ -138,15 +151,15 @@ class Copies:
 class Variables(Copies):
     """Copies of all variables of one layout."""
 
-    def __init__(self, layout: Layout, clients: int, memory: Any) -> None:
+    def __init__(self, layout: Layout, clients: int, memory_of: Callable[[_Places], Any]) -> None:
         count = clients + 2 if clients else 1
-        places = places_of_variables(layout, clients)
-        super().__init__(layout, places, [[section] for section in layout.sections], count, memory)
+        arrays = [[section] for section in layout.sections]
+        super().__init__(layout, arrays, count, clients * LINE_WORDS + 2 * count, memory_of)
         self._pin_words = slice(LINE_WORDS, LINE_WORDS * (1 + clients), LINE_WORDS)
         self._reserved = LINE_WORDS * (1 + clients)
         start = (self._reserved + count) * WORD_BYTES
         #: By copy, one bit for each optimizer: the side of its slots that belongs to the copy.
-        self._sides = memoryview(memory)[start : start + count * WORD_BYTES].cast("Q")
+        self._sides = memoryview(self._memory)[start : start + count * WORD_BYTES].cast("Q")
         self._views: dict[int, dict[Key, Any]] = {}
 
     @property
@@ -215,22 +228,18 @@ class Variables(Copies):
         words[self._whole + copy] = 1
 
 
-def places_of_variables(layout: Layout, clients: int) -> _Places:
-    """Return where things lie in the memory of `Variables`."""
-    count = clients + 2 if clients else 1
-    return _Places(layout, [layout.sections], count, clients * LINE_WORDS + 2 * count)
-
-
 class Buffers(Variables):
     """Copies of all variables of one layout: the server's side, which makes them."""
 
     def __init__(self, layout: Layout, clients: int) -> None:
-        places = places_of_variables(layout, clients)
         self._admitted: dict[int, bool] = {}
-        if clients:
-            self._file = SharedFile(places.nbytes, reserved=places.bytes_of(1).stop)
-        memory: Any = self._file.map() if self._file is not None else numpy.zeros(places.nbytes, numpy.uint8)
-        super().__init__(layout, clients, memory)
+
+        def memory_of(places: _Places) -> Any:
+            if clients:
+                self._file = SharedFile(places.nbytes, reserved=places.bytes_of(1).stop)
+            return self._new(places)
+
+        super().__init__(layout, clients, memory_of)
         self.token = self._name()
         self.finish(0)
         for copy in range(min(2, self.count)):
@@ -272,9 +281,7 @@ class Reader(Variables):
     """Copies of all variables of one layout: a client's side, which pins what it reads."""
 
     def __init__(self, layout: Layout, path: str, token: int, clients: int, client: int) -> None:
-        memory = mapped(path, places_of_variables(layout, clients).nbytes, token)
-        super().__init__(layout, clients, memory)
-        self._memory = memory
+        super().__init__(layout, clients, mapped(path, token))
         self._pin = LINE_WORDS * (1 + client)
         self._shown: dict[int, dict[Key, Any]] = {}
         #: By copy, what the views of it that were shown, and theirs, belong to.
@@ -320,9 +327,8 @@ class Reader(Variables):
 class SlotCopies(Copies):
     """The slots of one optimizer for the variables of one layout: two sides, or one that is written in place."""
 
-    def __init__(self, layout: Layout, names: Sequence[str], sides: int, memory: Any) -> None:
-        arrays = _slot_sections(layout, len(names))
-        super().__init__(layout, _Places(layout, arrays, sides, 0), arrays, sides, memory)
+    def __init__(self, layout: Layout, names: Sequence[str], sides: int, memory_of: Callable[[_Places], Any]) -> None:
+        super().__init__(layout, _slot_sections(layout, len(names)), sides, 0, memory_of)
         self.names = tuple(names)
 
     def of(self, key: Key, side: int) -> dict[str, Any]:
@@ -332,12 +338,6 @@ class SlotCopies(Copies):
         where = slice(first, first + self.layout.specs[index].size)
         whole = self.sections[side][self.layout.section_of[index]]
         return {name: array[where] for name, array in zip(self.names, whole, strict=True)}
-
-    @classmethod
-    def mapped(cls, layout: Layout, names: Sequence[str], sides: int, path: str, token: int) -> SlotCopies:
-        """Return slots that a server has made; FileNotFoundError if it has others by now."""
-        places = _Places(layout, _slot_sections(layout, len(names)), sides, 0)
-        return cls(layout, names, sides, mapped(path, places.nbytes, token))
 
 
 class OwnSlotCopies(SlotCopies):
@@ -349,12 +349,13 @@ class OwnSlotCopies(SlotCopies):
     def __init__(
         self, layout: Layout, names: Sequence[str], sides: int, initial: Mapping[str, float], shares: bool
     ) -> None:
-        places = _Places(layout, _slot_sections(layout, len(names)), sides, 0)
-        if shares:
-            with suppress(OSError):
-                self._file = SharedFile(places.nbytes, reserved=places.first)
-        memory: Any = self._file.map() if self._file is not None else numpy.zeros(places.nbytes, numpy.uint8)
-        super().__init__(layout, names, sides, memory)
+        def memory_of(places: _Places) -> Any:
+            if shares:
+                with suppress(OSError):
+                    self._file = SharedFile(places.nbytes, reserved=places.first)
+            return self._new(places)
+
+        super().__init__(layout, names, sides, memory_of)
         self._initial = initial
         self._present: set[int] = set()
         self.token = self._name()
@@ -391,7 +392,7 @@ class OwnSlotCopies(SlotCopies):
             return
         for side in range(self.count):
             start = self._places.bytes_of(side).start
-            for part in _slot_sections(self.layout, len(self.names))[number]:
+            for part in self._arrays[number]:
                 first, stop = (start + part.start + each * part.dtype.itemsize for each in (where.start, where.stop))
                 self._file.reserve(first, stop - first)
 
@@ -416,12 +417,16 @@ def _slot_sections(layout: Layout, count: int) -> list[list[Section]]:
     return by_section
 
 
-def mapped(path: str, nbytes: int, token: int) -> Any:
-    """Return memory that a server has made; FileNotFoundError if the path leads to another file by now."""
-    memory = map_file(path)
-    if len(memory) < nbytes or memoryview(memory)[:64].cast("q")[_TOKEN] != token:
-        raise FileNotFoundError(f"{path} is not the memory of this layout any more")
-    return memory
+def mapped(path: str, token: int) -> Callable[[_Places], Any]:
+    """Return what maps memory that a server has made; FileNotFoundError if the path leads to another file by now."""
+
+    def memory_of(places: _Places) -> Any:
+        memory = map_file(path)
+        if len(memory) < places.nbytes or memoryview(memory)[:64].cast("q")[_TOKEN] != token:
+            raise FileNotFoundError(f"{path} is not the memory of this layout any more")
+        return memory
+
+    return memory_of
 
 
 def _pages(nbytes: int) -> int:

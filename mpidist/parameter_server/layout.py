@@ -8,7 +8,7 @@ call.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -53,6 +53,11 @@ class VariableSpec:
     def nbytes(self) -> int:
         """Size in bytes."""
         return self.size * self.dtype.itemsize
+
+    @property
+    def whole_name(self) -> str:
+        """The name of the variable of which this may be a shard."""
+        return self.name.removesuffix(f"/part_{self.key[1]}")
 
     def described(self) -> list[Any]:
         """Return this as what JSON can hold."""
@@ -103,6 +108,18 @@ def _sections(pairs: Iterable[tuple[numpy.dtype, int]]) -> list[Section]:
     return sections
 
 
+def _places(specs: Iterable[VariableSpec]) -> list[tuple[int, int]]:
+    """Return the number of its section, and its first element there, of each of some variables that are in order."""
+    places: list[tuple[int, int]] = []
+    number, filled, before = -1, 0, None
+    for spec in specs:
+        if before is None or spec.dtype != before:
+            number, filled, before = number + 1, 0, spec.dtype
+        places.append((number, filled))
+        filled += spec.size
+    return places
+
+
 class Layout:
     """Where each variable lies in a buffer of bytes."""
 
@@ -110,15 +127,8 @@ class Layout:
         self.specs = in_order(specs)
         self.index = {spec.key: index for index, spec in enumerate(self.specs)}
         self.sections = _sections((spec.dtype, spec.size) for spec in self.specs)
-        self.section_of: list[int] = []
-        self.first: list[int] = []
-        filled, number = 0, 0
-        for spec in self.specs:
-            if spec.dtype != self.sections[number].dtype:
-                filled, number = 0, number + 1
-            self.section_of.append(number)
-            self.first.append(filled)
-            filled += spec.size
+        places = _places(self.specs)
+        self.section_of, self.first = [number for number, _ in places], [first for _, first in places]
         self.nbytes = aligned(self.sections[-1].stop) if self.sections else 0
 
     def spec(self, key: Key) -> VariableSpec:
@@ -154,6 +164,16 @@ class Layout:
             stop = first + self.specs[index].size
         if number >= 0:
             yield number, slice(start, stop)
+
+
+def slots_of(state: Mapping[str, Any]) -> dict[Key, dict[str, Any]]:
+    """Return the slots of each variable by name, of what a state has as ``"variable/shard/slot"``."""
+    slots: dict[Key, dict[str, Any]] = {}
+    for name, value in state.items():
+        if name.count("/") == 2:
+            number, shard, slot = name.split("/")
+            slots.setdefault((int(number), int(shard)), {})[slot] = value
+    return slots
 
 
 @dataclass(frozen=True)
@@ -196,14 +216,7 @@ class PushPlan:
     @cached_property
     def places(self) -> list[tuple[int, int]]:
         """By variable of `dense`: the number of its section, and its first element there."""
-        places: list[tuple[int, int]] = []
-        number, filled, before = -1, 0, None
-        for spec in self.dense:
-            if before is None or spec.dtype != before:
-                number, filled, before = number + 1, 0, spec.dtype
-            places.append((number, filled))
-            filled += spec.size
-        return places
+        return _places(self.dense)
 
     def row_places(self, counts: Sequence[int]) -> list[tuple[slice, slice]]:
         """Return where numbers and rows lie, in bytes, by variable of `sparse`."""

@@ -114,7 +114,7 @@ class MaxSizePartitioner(Partitioner):
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
         """Return how many parts to cut each axis into; ValueError without such an axis."""
         length = _length(shape, axis)
-        row_bytes = _element_bytes(dtype, self._bytes_per_string) * math.prod(_along(shape, axis, 1, fill=shape))
+        row_bytes = _element_bytes(dtype, self._bytes_per_string) * math.prod([*shape[:axis], *shape[axis + 1 :]])
         rows = max(1, self._max_shard_bytes // max(row_bytes, 1))
         shards = math.ceil(length / rows)
         return _along(shape, axis, min(shards, self._max_shards) if self._max_shards else shards)
@@ -126,11 +126,9 @@ def _length(shape: Sequence[int], axis: int) -> int:
     return shape[axis]
 
 
-def _along(shape: Sequence[int], axis: int, count: int, fill: Sequence[int] | None = None) -> list[int]:
-    """Return `count` for one axis, and what `fill` has (or 1) for the others."""
-    found = [1] * len(shape) if fill is None else list(fill)
-    found[axis] = count
-    return found
+def _along(shape: Sequence[int], axis: int, count: int) -> list[int]:
+    """Return `count` for one axis, and 1 for the others."""
+    return [count if each == axis else 1 for each in range(len(shape))]
 
 
 def _element_bytes(dtype: Any, bytes_per_string: int) -> int:

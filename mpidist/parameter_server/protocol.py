@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -87,21 +88,20 @@ def as_described(payload: Any, description: list[Any]) -> Any:
     return raw[: size * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def joined(arrays: list[Any]) -> Any:
-    """Return the bytes of some arrays, each beginning at a multiple of 64."""
-    memory = numpy.zeros(sum(aligned(array.nbytes) for array in arrays), numpy.uint8)
+def joined(arrays: Mapping[str, Any]) -> tuple[list[list[Any]], Any]:
+    """Return names, dtypes and shapes of some arrays, and their bytes, each beginning at a multiple of 64."""
+    memory = numpy.zeros(sum(aligned(array.nbytes) for array in arrays.values()), numpy.uint8)
     start = 0
-    for array in arrays:
+    for array in arrays.values():
         memory[start : start + array.nbytes].view(array.dtype)[...] = array.reshape(-1)
         start += aligned(array.nbytes)
-    return memory
+    return [[name, *described(array)] for name, array in arrays.items()], memory
 
 
-def parted(memory: Any, descriptions: list[list[Any]]) -> list[Any]:
+def parted(descriptions: Sequence[Sequence[Any]], memory: Any) -> dict[str, Any]:
     """Return the arrays that `joined` put together, as views."""
-    arrays, start = [], 0
-    for description in descriptions:
-        array = as_described(memory[start:], description)
-        arrays.append(array)
+    arrays, start = {}, 0
+    for name, *description in descriptions:
+        array = arrays[name] = as_described(memory[start:], description)
         start += aligned(array.nbytes)
     return arrays

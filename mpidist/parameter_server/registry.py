@@ -6,7 +6,6 @@ pickled as a number, and found again here.
 
 from __future__ import annotations
 
-import copy
 import pickle
 import threading
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from typing import Any
 import numpy
 
 from mpidist.optimizers.base import Optimizer
-from mpidist.parameter_server.pickles import pickled
 
 #: Variables of this number and above are no variables of the program: they carry words of the first worker.
 WORDS = 1 << 30
@@ -82,11 +80,6 @@ def variable_of(number: int, description: dict[str, Any]) -> Any:
     if number not in registry.variables:
         registry.variables[number] = registry.extended.described_variable(description)
     return registry.variables[number]
-
-
-def reference_of_optimizer(optimizer: Optimizer, number: int) -> tuple[Any, ...]:
-    """Return what a pickle holds of an optimizer."""
-    return optimizer_of, (number, pickled(copy.copy(optimizer)))
 
 
 def optimizer_of(number: int, content: bytes) -> Optimizer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +10,8 @@ import numpy
 from mpidist.optimizers.rule import Step
 from mpidist.optimizers.slices import SLICE_ELEMENTS, compute_dtype
 from mpidist.parameter_server.copies import Variables
-from mpidist.parameter_server.layout import PushPlan
+from mpidist.parameter_server.layout import PushPlan, VariableSpec
 from mpidist.parameter_server.served_optimizer import ServedOptimizer
-from mpidist.parameter_server.stored_variable import StoredVariable
 
 #: Of how many payloads a run keeps views, and in memory of how many bytes at most: those from other nodes are new
 #: arrays, and memory that has become too small is not to be held by lists that are not pushed again.
@@ -44,7 +42,7 @@ class _PushedRun:
     wire: slice
     wire_dtype: numpy.dtype
     decay: float
-    variable: StoredVariable | None
+    variable: VariableSpec | None
     copies: list[Any] = field(default_factory=list)
     sides: list[list[Any]] = field(default_factory=list)
     pieces: list[_Slab] = field(default_factory=list)
@@ -71,29 +69,28 @@ class Update:
         self,
         served: ServedOptimizer,
         plan: PushPlan,
-        variables: Iterable[StoredVariable],
         copies: Variables,
     ) -> None:
         self.served, self._optimizer, self._number = served, served.optimizer, served.number
         self._copies, self._slots = copies, served.slots
         self._changed = copies.layout.places_of([spec.key for spec in plan.dense])
         self._flipped = 0 if self._slots is None or self._slots.count == 1 else 1 << self._number
-        self._runs = self._found_runs(plan, variables)
+        self._runs = self._found_runs(plan)
         for run in self._runs:
             self._complete(run)
         self.is_empty = not self._runs
         self._old_side = 0
 
-    def _found_runs(self, plan: PushPlan, variables: Iterable[StoredVariable]) -> list[_PushedRun]:
+    def _found_runs(self, plan: PushPlan) -> list[_PushedRun]:
         layout, runs = self._copies.layout, list[_PushedRun]()
-        for variable, (number, at) in zip(variables, plan.places, strict=True):
-            if variable.spec.key not in layout.index:
+        for spec, (number, at) in zip(plan.dense, plan.places, strict=True):
+            if spec.key not in layout.index:
                 continue
-            wire, index = plan.sections[number], layout.index[variable.spec.key]
-            begin, end = (wire.start + (at + n) * wire.dtype.itemsize for n in (0, variable.spec.size))
+            wire, index = plan.sections[number], layout.index[spec.key]
+            begin, end = (wire.start + (at + n) * wire.dtype.itemsize for n in (0, spec.size))
             section, first = layout.section_of[index], layout.first[index]
-            decay = self._optimizer.decay_of(variable)
-            run = _PushedRun(section, first, first + variable.spec.size, slice(begin, end), wire.dtype, decay, variable)
+            decay = self._optimizer.decay_of(spec)
+            run = _PushedRun(section, first, first + spec.size, slice(begin, end), wire.dtype, decay, spec)
             before = runs[-1] if runs and self.served.joins else None
             if before is not None and (before.section, before.stop, before.wire.stop) == (section, first, begin):
                 if (before.decay, before.wire_dtype) == (decay, wire.dtype):

@@ -21,20 +21,16 @@ class LoneExtended(StrategyExtended):
     title = ""
 
     def _before_collective(self) -> None:
-        warn_of_other_ranks(self.title)
-
-
-def warn_of_other_ranks(name: str) -> None:
-    """Warn once, on rank 0, when a strategy of one replica is asked to reduce in a world of several ranks."""
-    world = transports.world()
-    if world.topology.size == 1 or world.transport.rank != 0 or not _warned.acquire(blocking=False):
-        return
-    warnings.warn(
-        f"{name} reduces nothing over the {world.topology.size} ranks of this job: each of them works alone. "
-        "Use `with strategy.scope()` and `strategy.run` of a MirroredStrategy or MultiWorkerMirroredStrategy",
-        RuntimeWarning,
-        stacklevel=_frames_inside(),
-    )
+        """Warn once, on rank 0, when a strategy of one replica is asked to reduce in a world of several ranks."""
+        world = transports.world()
+        if world.topology.size == 1 or world.transport.rank != 0 or not _warned.acquire(blocking=False):
+            return
+        warnings.warn(
+            f"{self.title} reduces nothing over the {world.topology.size} ranks of this job: each of them works alone. "
+            "Use `with strategy.scope()` and `strategy.run` of a MirroredStrategy or MultiWorkerMirroredStrategy",
+            RuntimeWarning,
+            stacklevel=_frames_inside(),
+        )
 
 
 def _frames_inside() -> int:

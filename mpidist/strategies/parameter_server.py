@@ -126,8 +126,11 @@ class ParameterServerStrategy(Strategy):
             Server(clients, task.index, consistency).serve()
             sys.exit(0)
         transports.enter(own_world)
-        self._client, self.extended = self._joined(number, push_dtype, variable_partitioner, placement)
-        self.extended.serves(self._client)
+        self._client, self.extended = self._joined(number, push_dtype)
+        servers = max(1, len(self._roles.servers))
+        self.extended.serves(self._client, number or 0, variable_partitioner, Placement(servers, placement))
+        if not isinstance(self._client, LocalClient):
+            workers.install(self.extended)
         if self._connections and threading.current_thread() is threading.main_thread():
             own_process.at_exit(self._leave)
         if number == 0 and self.extended.replica_id == 0:
@@ -166,24 +169,19 @@ class ParameterServerStrategy(Strategy):
         if self._on_server_failure == "restore":
             self._whole.control.vital_ranks = frozenset(self._roles.trainers[0][:1])
 
-    def _joined(
-        self, number: int | None, push_dtype: Any, partitioner: Callable[..., Any] | None, placement: str
-    ) -> tuple[Any, ServedExtended]:
+    def _joined(self, number: int | None, push_dtype: Any) -> tuple[Any, ServedExtended]:
         """Return the client of this rank, and what library code uses of this strategy."""
         group = world_communicator()
-        has_servers = bool(self._connections) or (number is not None and self._roles.trainers[number][0] != self._rank)
-        servers = max(1, len(self._roles.servers))
-        rules = (partitioner, Placement(servers, placement))
         client: Any = LocalClient()
         if self._connections:
             assert number is not None
             connections: list[Connection] = [self._connections[rank] for rank in self._roles.servers]
             client = Client(connections, number, len(self._roles.trainers), number == 0, push_dtype)
         if group.size == 1:
-            return client, SingleExtended(self, rules, number or 0)
-        assert has_servers and number is not None
+            return client, SingleExtended(self)
+        assert number is not None
         client = GroupClient(group, client if self._connections else None, number == 0)
-        return client, GroupExtended(self, rules, number, group)
+        return client, GroupExtended(self, group)
 
     def _log_start(self) -> None:
         _log.info(

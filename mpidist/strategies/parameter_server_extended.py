@@ -29,7 +29,6 @@ from mpidist.parameter_server.client.served_variable import ServedVariable, Shar
 from mpidist.parameter_server.coordinator.values import on_worker
 from mpidist.parameter_server.layout import VariableSpec
 from mpidist.parameter_server.placement import Placement, shard_count, shard_offsets
-from mpidist.strategies import workers
 from mpidist.strategies.devices_of_ranks import device_on_node
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.mirrored_extended import MirroredExtended
@@ -39,9 +38,6 @@ from mpidist.variables import DistributedVariable
 if TYPE_CHECKING:
     from mpidist.input.options import InputOptions
     from mpidist.strategies.parameter_server import ParameterServerStrategy
-
-#: A variable_partitioner, if any, and where variables go.
-Rules = tuple[Callable[..., Any] | None, Placement]
 
 
 #: How long a word of the first worker is.
@@ -53,7 +49,6 @@ class ServedExtended(Workers, StrategyExtended):
 
     _strategy: ParameterServerStrategy
     number: int
-    _rules: Rules
     _colocated: ServedVariable | None = None
     _words = 0
     _serves_metrics = False
@@ -64,13 +59,12 @@ class ServedExtended(Workers, StrategyExtended):
         """Never: servers hold the variables, and any number of workers write them."""
         return False
 
-    def serves(self, client: Any) -> None:
-        """Begin to use a client."""
-        self._client = client
+    def serves(self, client: Any, number: int, partitioner: Callable[..., Any] | None, placement: Placement) -> None:
+        """Begin to use a client, as the worker of a number."""
+        self._client, self.number = client, number
+        self._partitioner, self._placement = partitioner, placement
         self._registry = registry.Registry(client, self)
         registry.install(self._registry)
-        if not client.is_alone:
-            workers.install(self)
 
     # -- who this is --------------------------------------------------------------------------------------------------
 
@@ -211,17 +205,15 @@ class ServedExtended(Workers, StrategyExtended):
         return kind(self._client, specs, servers, strategy=self._strategy, **attributes)
 
     def _shards(self, value: numpy.ndarray, name: str) -> int:
-        partitioner, _ = self._rules
-        if partitioner is None or self._colocated is not None or not value.shape:
+        if self._partitioner is None or self._colocated is not None or not value.shape:
             return 1
-        return shard_count(partitioner(shape=value.shape, dtype=value.dtype), value.shape, name)
+        return shard_count(self._partitioner(shape=value.shape, dtype=value.dtype), value.shape, name)
 
     def _place(self, nbytes: int) -> int:
-        _, placement = self._rules
         if self._colocated is None:
-            return placement.place(nbytes)
+            return self._placement.place(nbytes)
         server = self._colocated.servers[0]
-        placement.place_on(server, nbytes, counts=False)
+        self._placement.place_on(server, nbytes, counts=False)
         return server
 
     @contextmanager
@@ -304,7 +296,7 @@ class ServedExtended(Workers, StrategyExtended):
     def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
         """Return this replica's parts of a worker's batches; on a coordinator's chief, for its workers alone."""
         if self.has_coordinator and on_worker.index is None:  # one process alone is the chief and its worker by turns
-            return _ForWorkers("experimental_distribute_dataset", dataset)
+            return _ForWorkers(self._strategy.experimental_distribute_dataset, dataset)
         return super().distribute_dataset(dataset, options)
 
     def distribute_from_function(
@@ -315,7 +307,7 @@ class ServedExtended(Workers, StrategyExtended):
         On a coordinator's chief, which does not train, for its workers alone.
         """
         if self.has_coordinator and self.has_other_workers:
-            return _ForWorkers("distribute_datasets_from_function", dataset_fn)
+            return _ForWorkers(self._strategy.distribute_datasets_from_function, dataset_fn)
         trainers = self._input_workers()
         before = sum(map(len, trainers[: trainers.index(self._strategy._roles.trainers[self.number])]))
         pipelines = sum(map(len, trainers))
@@ -335,20 +327,14 @@ class ServedExtended(Workers, StrategyExtended):
 class SingleExtended(ServedExtended):
     """For workers of one rank."""
 
-    def __init__(self, strategy: ParameterServerStrategy, rules: Rules, number: int) -> None:
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
         super().__init__(strategy, _device_name(strategy))
-        self._rules = rules
-        self.number = number
 
 
 class GroupExtended(ServedExtended, MirroredExtended):
     """For workers of several ranks, those of `communicator`, which train in step with each other."""
 
-    def __init__(
-        self, strategy: ParameterServerStrategy, rules: Rules, number: int, communicator: Communicator
-    ) -> None:
-        self._rules = rules
-        self.number = number
+    def __init__(self, strategy: ParameterServerStrategy, communicator: Communicator) -> None:
         device = _device_name(strategy)
         MirroredExtended.__init__(self, strategy, communicator, device, (device,), AllReduceCrossDeviceOps())
 
@@ -356,7 +342,7 @@ class GroupExtended(ServedExtended, MirroredExtended):
 class _ForWorkers:
     """A data set on a chief that has a coordinator: not to be iterated there."""
 
-    def __init__(self, method: str, given: Any) -> None:
+    def __init__(self, method: Callable[[Any], Any], given: Any) -> None:
         self._method, self._given = method, given
 
     def __iter__(self) -> Iterator[Any]:
@@ -365,12 +351,8 @@ class _ForWorkers:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _on_worker, (self._method, self._given)
-
-
-def _on_worker(method: str, given: Any) -> Any:
-    """Return what the method of its strategy makes of a data set, or of a function of one, on a worker."""
-    return getattr(registry.strategy_here(), method)(given)
+        """Pickle as the call, which is a worker's, of its strategy."""
+        return self._method, (self._given,)
 
 
 def _encoded(kind: str, text: str | None) -> numpy.ndarray:

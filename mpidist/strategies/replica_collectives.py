@@ -16,6 +16,8 @@ from mpidist.variables.components import dense_component
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
     from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend
+    from mpidist.strategies.base import Strategy
+    from mpidist.strategies.extended import StrategyExtended
 
 
 class ReplicaCollectives(BoundCollectives):
@@ -33,19 +35,17 @@ class ReplicaCollectives(BoundCollectives):
     strategy : Strategy
     """
 
-    strategy: Any
+    strategy: Strategy
 
-    def _here(self) -> Any:
+    def _here(self) -> StrategyExtended:
         context.require_replica(self)
         return self.strategy.extended
 
     def _ranks(self) -> Communicator:
-        found: Communicator = self._here().collectives
-        return found
+        return self._here().collectives
 
     def _timeout(self, options: CommunicationOptions | None) -> float | None:
-        found: float | None = self.strategy.extended.timeout_seconds(options)
-        return found
+        return self.strategy.extended.timeout_seconds(options)
 
     def broadcast(self, value: Any, root: int = 0, options: CommunicationOptions | None = None) -> Any:
         """Return the value of replica `root`.

@@ -24,8 +24,9 @@ def settle(
     """Return who is who."""
     topology = communicator.topology
     text = settings().roles
-    if resolver is None and not text and "ps" in _config_jobs():
-        resolver = TFConfigClusterResolver()
+    if resolver is None and not text and os.environ.get("TF_CONFIG"):
+        of_config = TFConfigClusterResolver()
+        resolver = of_config if "ps" in of_config.cluster_spec().jobs else None
     if resolver is None:
         return server_roles.choose(
             topology, num_ps=num_ps, text=text, ranks_per_worker=ranks_per_worker, environ=os.environ
@@ -57,13 +58,6 @@ def check(spec: ClusterSpec) -> None:
     for job in ("worker", "ps"):
         if task_count(spec, job) < 1:
             raise ValueError(f"There must be at least one {job}.")
-
-
-def _config_jobs() -> list[str]:
-    """Return the jobs of TF_CONFIG; none where it is empty."""
-    if not os.environ.get("TF_CONFIG"):
-        return []
-    return TFConfigClusterResolver().cluster_spec().jobs
 
 
 def _tasks_of_ranks(resolver: ClusterResolver, spec: ClusterSpec, communicator: Communicator) -> Sequence[Task]:

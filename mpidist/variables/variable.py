@@ -21,13 +21,31 @@ from mpidist.variables.indexed_slices import IndexedSlices
 from mpidist.variables.one_copy import OneCopy
 from mpidist.variables.partition import check_partition
 from mpidist.variables.snapshots import Snapshot, are_needed, read_only
-from mpidist.variables.sparse_writing import SparseWriting
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
 #: What variables are called that no user has named, with a number from the second one on.
 DEFAULT_NAME = "Variable"
+#: The methods that write, and the NumPy function by which each changes an element; None sets it.
+VERBS: dict[str, Any] = {
+    "assign": None,
+    "assign_add": numpy.add,
+    "assign_sub": numpy.subtract,
+    "scatter_update": None,
+    "scatter_add": numpy.add,
+    "scatter_sub": numpy.subtract,
+    "scatter_mul": numpy.multiply,
+    "scatter_div": numpy.divide,
+    "scatter_max": numpy.maximum,
+    "scatter_min": numpy.minimum,
+}
+#: Sums and means of rows have no meaning for these.
+_NOT_OF_AGGREGATES = ("scatter_min", "scatter_max", "scatter_update")
+#: The mean of factors is not that of what they make of a row.
+_WITHOUT_MEAN = ("scatter_mul", "scatter_div")
+#: The dtypes that TensorFlow gives Python numbers, by the kind of NumPy's.
+_TENSORFLOW_DTYPES = {"f": numpy.dtype("float32"), "i": numpy.dtype("int32")}
 #: What mends a variable that belongs to another strategy.
 OWN_SCOPE = "create it inside `with strategy.scope():` of the strategy whose `run` you call"
 
@@ -76,15 +94,22 @@ def Variable(  # noqa: N802 - a factory with the name of what it makes, as in Te
     strategy = context.get_strategy()
     is_plain = context.is_default(strategy)
     synchronization = VariableSynchronization.parse(synchronization)
-    if not is_plain:
-        _check_synchronization(synchronization, name)
+    if not is_plain and synchronization is VariableSynchronization.NONE:
+        raise ValueError(
+            "`NONE` variable synchronization mode is not supported with tf.distribute strategy. Please change the "
+            f"`synchronization` for variable: {name}; it is one of AUTO, ON_WRITE, ON_READ"
+        )
     if synchronization is not VariableSynchronization.ON_READ:
         synchronization = VariableSynchronization.ON_WRITE
     aggregation = VariableAggregation.parse(aggregation)
     storage = _storage(initial_value() if callable(initial_value) else initial_value, dtype, name)
     if not is_plain:
         arrays.check_movable(storage.dtype)
-        _check_aggregation(aggregation, storage.dtype, name)
+        if aggregation is VariableAggregation.MEAN and storage.dtype.kind in "biu":
+            raise ValueError(
+                "creating distributed tf.Variable with aggregation=MEAN and a non-floating dtype is not supported, "
+                f"please use a different aggregation or dtype; variable {name} is {storage.dtype}"
+            )
     if partition_dimensions is not None:
         check_partition(storage.shape, partition_dimensions, strategy.extended.num_logical_devices)
     variable = strategy.extended.new_variable(
@@ -112,7 +137,7 @@ class DistributedValues:
     """
 
 
-class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
+class DistributedVariable(ArrayReading, DistributedValues):
     """One array with a copy on every replica of a strategy.  Made by `Variable`.
 
     It can stand where an array is read: arithmetic, comparisons, NumPy's functions and ``variable[key]`` read its
@@ -160,7 +185,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         self.trainable = trainable
         self.synchronization = synchronization
         self.aggregation = aggregation
-        self._view = read_only(storage)
+        self._view: Any = None if storage is None else read_only(storage)  # None: it is elsewhere
         self._snapshot = Snapshot()
         self._changes = 0
 
@@ -315,15 +340,58 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         TypeError
             A dtype of another kind, such as floats for an integer variable.
         """
-        return self._write("assign", _set, value)
+        return self._write("assign", value)
 
     def assign_add(self, value: ArrayLike) -> DistributedVariable:
         """Add to the variable; aggregation and errors as for `assign`."""
-        return self._write("assign_add", _add, value)
+        return self._write("assign_add", value)
 
     def assign_sub(self, value: ArrayLike) -> DistributedVariable:
         """Subtract from the variable; aggregation and errors as for `assign`."""
-        return self._write("assign_sub", _subtract, value)
+        return self._write("assign_sub", value)
+
+    def scatter_add(self, sparse_delta: IndexedSlices) -> DistributedVariable:
+        """Add to rows: row ``indices[i]`` is changed by ``values[i]``, and one that is named twice is changed twice.
+
+        Collective in a replica where there is an aggregation, else Local.  Contexts and aggregations are those of
+        `assign`: in a replica, a variable with an aggregation is changed by the rows of all replicas: with SUM each of
+        them is added, or multiplied with; with MEAN, they are divided by the number of replicas.
+
+        Raises
+        ------
+        TypeError
+            The argument is no `IndexedSlices`.
+        ValueError
+            These are no rows of the variable.
+        NotImplementedError
+            The variable is synchronized on read; or the least, greatest or last of rows is asked for, and the
+            aggregation is SUM or MEAN; or, in a replica, a product or quotient, and the aggregation is MEAN.
+        """
+        return self._scatter("scatter_add", sparse_delta)
+
+    def scatter_sub(self, sparse_delta: IndexedSlices) -> DistributedVariable:
+        """Subtract from rows; contexts and errors as for `scatter_add`."""
+        return self._scatter("scatter_sub", sparse_delta)
+
+    def scatter_mul(self, sparse_delta: IndexedSlices) -> DistributedVariable:
+        """Multiply rows; contexts and errors as for `scatter_add`."""
+        return self._scatter("scatter_mul", sparse_delta)
+
+    def scatter_div(self, sparse_delta: IndexedSlices) -> DistributedVariable:
+        """Divide rows (of floats); contexts and errors as for `scatter_add`."""
+        return self._scatter("scatter_div", sparse_delta)
+
+    def scatter_min(self, sparse_delta: IndexedSlices) -> DistributedVariable:
+        """Set rows to the least of them and the values; contexts and errors as for `scatter_add`."""
+        return self._scatter("scatter_min", sparse_delta)
+
+    def scatter_max(self, sparse_delta: IndexedSlices) -> DistributedVariable:
+        """Set rows to the greatest of them and the values; contexts and errors as for `scatter_add`."""
+        return self._scatter("scatter_max", sparse_delta)
+
+    def scatter_update(self, sparse_delta: IndexedSlices) -> DistributedVariable:
+        """Set rows; of several for one row the last counts.  Contexts and errors as for `scatter_add`."""
+        return self._scatter("scatter_update", sparse_delta)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle holds: its own array, and none of its neighbours'."""
@@ -379,11 +447,6 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         """Whether it was made outside of all scopes, and so belongs to this rank alone."""
         return context.is_default(self.strategy)
 
-    @property
-    def _is_in_replica(self) -> bool:
-        """Whether the code runs in a replica of this variable's strategy."""
-        return self._place() is Place.REPLICA
-
     def _place(self) -> Place:
         """Return where the code runs, as this variable's strategy sees it; RuntimeError in another one's replicas."""
         if self._is_plain:
@@ -403,14 +466,66 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         if max(mode.strategy.num_replicas_in_sync, self.strategy.num_replicas_in_sync) > 1:
             raise RuntimeError(mixed_text(self, "is used", mode.strategy))
 
-    def _write(self, verb: str, write_fn: Callable[[Any, Any], None], value: Any) -> DistributedVariable:
+    def _write(self, verb: str, value: Any) -> DistributedVariable:
         value, place = self._converted(value), self._place()
         if place is Place.ACROSS and self._is_on_read:
             value = self._share_of(verb, value)
         elif place is Place.REPLICA and not self._is_on_read:
             value = self._aggregated(value)
-        self._change(verb, lambda storage: write_fn(storage, value), sets_all=write_fn is _set)
+        self._put(verb, value)
         return self
+
+    def _put(self, verb: str, value: Any) -> None:
+        """Set all of it, or add or subtract."""
+        function = VERBS[verb]
+        if function is None:
+            self._change(verb, lambda storage: _set(storage, value), sets_all=True)
+        else:
+            self._change(verb, lambda storage: function(storage, value, out=storage))
+
+    def _scatter(self, verb: str, rows: Any) -> DistributedVariable:
+        self._put_rows(verb, self._rows_for(verb, rows))
+        return self
+
+    def _put_rows(self, verb: str, rows: IndexedSlices) -> None:
+        """Change some rows."""
+        indices, function = arrays.in_memory_of(self.live, rows.indices), VERBS[verb]
+
+        def change(storage: Any) -> None:
+            if function is None:
+                storage[indices] = rows.values
+            else:  # again for each time that a row is named
+                getattr(arrays.namespace(storage), function.__name__).at(storage, indices, rows.values)
+
+        self._change(verb, change)
+
+    def _rows_for(self, verb: str, rows: Any) -> IndexedSlices:
+        """Return what is written, after a look at the argument; Collective or Local as the methods are."""
+        if not isinstance(rows, IndexedSlices):
+            raise TypeError(f"sparse_delta is not IndexedSlices: {verb} got {type(rows).__name__}")
+        if not self._is_plain:
+            self._check_scatter(verb)
+        rows.check(self.shape)
+        if verb in _WITHOUT_MEAN and self.aggregation is VariableAggregation.MEAN and self._place() is Place.REPLICA:
+            raise NotImplementedError(
+                f"{verb} in a replica has no mean over the replicas (variable {self.name!r}): each would multiply the "
+                "row by its factor. Use the aggregation ONLY_FIRST_REPLICA, or SUM, which applies the factors of all; "
+                "or write across replicas, in the function given to `get_replica_context().merge_call`"
+            )
+        return self._rows_to_write(IndexedSlices(self._of_own_dtype(rows.values), rows.indices))
+
+    def _check_scatter(self, verb: str) -> None:
+        """Raise NotImplementedError for what rows of several replicas, or of copies that differ, cannot do."""
+        if self._is_on_read:
+            raise NotImplementedError(
+                f"{verb} is not supported for variables that are synchronized on read (variable {self.name!r})"
+            )
+        if verb in _NOT_OF_AGGREGATES and self.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
+            raise NotImplementedError(
+                f"{verb} is only supported for mirrored variable (variable created within certain "
+                "`tf.distribute.Strategy` scope) with NONE or `ONLY_FIRST_REPLICA` aggregation, got: "
+                f"VariableAggregation.{self.aggregation.name} (variable {self.name!r})."
+            )
 
     def _change(self, verb: str, change: Callable[[Any], None], sets_all: bool = False) -> None:
         """Call what changes the array; `sets_all` if it sets every element.  Local.
@@ -465,7 +580,7 @@ class DistributedVariable(ArrayReading, SparseWriting, DistributedValues):
         return self.strategy.extended.reduce_arrays(self._reduce_op(), [value], destinations=[self])[0]
 
     def _rows_to_write(self, rows: IndexedSlices) -> IndexedSlices:
-        if not self._is_in_replica:
+        if self._place() is not Place.REPLICA:
             return rows
         self._require_aggregation()
         if self.aggregation is VariableAggregation.NONE:
@@ -537,22 +652,6 @@ def note_changes(variables: Sequence[DistributedVariable]) -> None:
         variable._changes += 1
 
 
-def _check_synchronization(synchronization: VariableSynchronization, name: str | None) -> None:
-    if synchronization is VariableSynchronization.NONE:
-        raise ValueError(
-            "`NONE` variable synchronization mode is not supported with tf.distribute strategy. Please change the "
-            f"`synchronization` for variable: {name}; it is one of AUTO, ON_WRITE, ON_READ"
-        )
-
-
-def _check_aggregation(aggregation: VariableAggregation, dtype: Any, name: str | None) -> None:
-    if aggregation is VariableAggregation.MEAN and dtype.kind in "biu":
-        raise ValueError(
-            "creating distributed tf.Variable with aggregation=MEAN and a non-floating dtype is not supported, please "
-            f"use a different aggregation or dtype; variable {name} is {dtype}"
-        )
-
-
 def _storage(value: Any, dtype: Any, name: str | None) -> Any:
     """Return a C-contiguous array of our own with the initial value."""
     if value is None:
@@ -560,7 +659,7 @@ def _storage(value: Any, dtype: Any, name: str | None) -> Any:
     is_array = hasattr(value, "dtype")
     array = arrays.to_array(value.value if isinstance(value, DistributedVariable) else value)
     if dtype is None:
-        dtype = array.dtype if is_array else _tensorflow_dtype(array.dtype)
+        dtype = array.dtype if is_array else _TENSORFLOW_DTYPES.get(array.dtype.kind, array.dtype)
     for each in (array.dtype, numpy.dtype(dtype)):  # of the value first: text that looks like a number could be cast
         if not arrays.has_numbers(each):
             raise UnsupportedDtypeError(
@@ -593,18 +692,5 @@ def _require_same(name: str, values: Any, own: Any) -> None:
         )
 
 
-def _tensorflow_dtype(dtype: Any) -> Any:
-    """Return the dtype that TensorFlow gives Python numbers of NumPy's `dtype`."""
-    return {"f": numpy.dtype("float32"), "i": numpy.dtype("int32")}.get(dtype.kind, dtype)
-
-
 def _set(storage: Any, value: Any) -> None:
     storage[...] = value
-
-
-def _add(storage: Any, value: Any) -> None:
-    numpy.add(storage, value, out=storage)
-
-
-def _subtract(storage: Any, value: Any) -> None:
-    numpy.subtract(storage, value, out=storage)

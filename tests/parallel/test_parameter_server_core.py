@@ -9,8 +9,8 @@ import pytest
 
 import mpidist
 from mpidist.optimizers import SGD, Adam
-from mpidist.parameter_server.client.far_server import FarServer
 from mpidist.parameter_server.client.near_server import NearServer
+from mpidist.parameter_server.client.server_end import ServerEnd
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.parameter_server.server.server import Server
 from mpidist.transports import world
@@ -31,7 +31,7 @@ def clients_of(servers: int) -> int:
 
 def make(client, specs, servers):
     near = os.environ.get("MPIDIST_SHARED_MEMORY") != "0"
-    assert {type(end) for end in client.servers} == {NearServer if near else FarServer}
+    assert {type(end) for end in client.servers} == {NearServer if near else ServerEnd}
     for number, each in enumerate(specs):
         client.create(each, number % servers, numpy.zeros(each.shape, each.dtype) if client.is_chief else None)
 

@@ -51,7 +51,7 @@ EVERYDAY = set(
     temporary terminal termination test testing text time timeout timing to total traceback tracing traffic
     tune tuning two
     union unlike unowned unsupported up use
-    waiting watchdog whole window word writing
+    waiting watchdog whole window word
     zero
     """.split()
 )

@@ -7,7 +7,6 @@ from typing import Any
 
 from mpidist.arrays import check_movable
 from mpidist.collectives.mismatch import fact
-from mpidist.errors import UnsupportedDtypeError
 from mpidist.frameworks.jax.handover import put
 from mpidist.frameworks.jax.memory import ResultMemory
 from mpidist.frameworks.jax.trees import TreeKind
@@ -50,7 +49,7 @@ def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
         raise ValueError(f"root_rank {root_rank} is no rank of a world of {replicas.size}")
     kind = TreeKind(tree, _WHAT)
     values = kind.structure.flatten_up_to(tree)
-    _check_dtypes(kind)
+    kind.check_dtypes(check_movable)  # other values mean nothing on another rank
     hosts = kind.on_host(values)
     _check_alike(kind, replicas, root_rank)
     results = _broadcast(hosts, replicas, root_rank)
@@ -61,15 +60,6 @@ def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
         if position not in by_position:
             by_position[position] = result.copy()
     return kind.packed([leaf.given(by_position[each], values[each]) for each, leaf in enumerate(kind.leaves)])
-
-
-def _check_dtypes(kind: TreeKind) -> None:
-    """Raise for a leaf whose values mean nothing on another rank."""
-    for leaf, name in zip(kind.leaves, kind.names, strict=True):
-        try:
-            check_movable(leaf.dtype)
-        except UnsupportedDtypeError as error:
-            raise UnsupportedDtypeError(f"{_WHAT}: leaf {name!r}: {error}") from None
 
 
 def _check_alike(kind: TreeKind, replicas: Replicas, root: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +36,7 @@ class Handover:
         self._shapes = [leaf.shape for leaf in leaves]
         short: dict[Any, list[int]] = {}
         for position, (leaf, dtype) in enumerate(zip(leaves, dtypes, strict=True)):
-            if 0 < _size(leaf.shape) * numpy.dtype(dtype).itemsize < _SHORT_BYTES and _is_one_device(leaf.placement):
+            if 0 < prod(leaf.shape) * numpy.dtype(dtype).itemsize < _SHORT_BYTES and _is_one_device(leaf.placement):
                 short.setdefault((numpy.dtype(dtype), leaf.placement), []).append(position)
         groups = {key: positions for key, positions in short.items() if len(positions) > 1}
         self._groups = [_group(positions, self._shapes) for positions in groups.values()]
@@ -50,7 +51,7 @@ class Handover:
 
     def of(self, results: Sequence[Any]) -> list[Any]:
         """Return copies of results, as arrays of JAX.  Local."""
-        targets = self._memory.take()
+        targets = self._memory.cut(self._memory.whole())
         count = len(self._groups)
         for flat, group in zip(targets, self._groups, strict=False):
             for position, (first, last) in zip(group.positions, group.bounds, strict=True):
@@ -93,12 +94,8 @@ def _is_one_device(placement: Any) -> bool:
     return placement is None or len(placement.device_set) == 1
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    return int(numpy.prod(shape, dtype=int))
-
-
 def _group(positions: list[int], shapes: Sequence[tuple[int, ...]]) -> _Group:
-    ends = numpy.cumsum([_size(shapes[position]) for position in positions]).tolist()
+    ends = numpy.cumsum([prod(shapes[position]) for position in positions]).tolist()
     bounds = list(zip([0, *ends[:-1]], ends, strict=True))
     parts = [(*pair, shapes[position]) for pair, position in zip(bounds, positions, strict=True)]
     return _Group(positions, bounds, jax.jit(lambda flat: [flat[a:b].reshape(shape) for a, b, shape in parts]))

@@ -5,7 +5,7 @@ A leaf comes back as what it was: an array of JAX with its sharding and weak typ
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy
@@ -33,35 +33,44 @@ class LeafKind(NamedTuple):
     is_committed: bool = True
 
 
-class Leaf(Protocol):
-    """How leaves of one kind are taken, and given back.
+class Leaf:
+    """How leaves of one kind are taken, and given back: those of NumPy, unless a class says otherwise.
 
     `dtype` and `shape` are those of the host array.  `has_sum`: values are numbers that can be added up.  `in_jax`:
     `given` gets an array of JAX; then `placement` is where JAX has the leaf, None where that is left to JAX.  `device`
     is the CUDA device on which the leaf is reduced; None for the host.
     """
 
-    dtype: Any
-    shape: tuple[int, ...]
-    has_sum: bool
-    placement: Any
-    in_jax: bool
-    device: Any
+    has_sum, in_jax = True, False
+    placement: Any = None
+    device: Any = None
+
+    def __init__(self, dtype: Any, shape: tuple[int, ...]) -> None:
+        self.dtype, self.shape = numpy.dtype(dtype), shape
 
     def check(self, leaf: Any) -> None:
         """Raise ValueError for a leaf whose values are gone.  Local."""
 
     def taken(self, leaf: Any) -> Any:
         """Return the leaf as an array where it is reduced, which is not written.  Local."""
+        return self.on_host(leaf)
 
     def on_host(self, leaf: Any) -> Any:
         """Return the leaf as a host array, which is not written.  Local."""
+        return leaf
 
     def result_dtype(self, dtype: Any) -> Any:
-        """Return in which dtype results are given back that were computed in `dtype`.  Local."""
+        """Return in which dtype results are given back that were computed in `dtype`.  Local.
+
+        A mean of integers is float64, of arrays of JAX what JAX computes means in.
+        """
+        if dtype == self.dtype or self.dtype.kind not in "iu":
+            return self.dtype
+        return jax.dtypes.canonicalize_dtype(numpy.float64) if self.in_jax else numpy.dtype(numpy.float64)
 
     def given(self, result: Any, leaf: Any) -> Any:
         """Return a result as what the leaf was.  Local."""
+        return result
 
 
 def kind_of(leaf: Any) -> LeafKind:
@@ -94,13 +103,13 @@ def leaf_of(kind: LeafKind, name: str, what: str) -> Leaf:
             return _KeyLeaf(kind, name)
         return _CudaLeaf(kind, name) if cuda.has(kind.placement) else _JaxLeaf(kind, name)
     if kind.dtype == jax.dtypes.float0:
-        return _NoGradientLeaf()
+        return _NoGradientLeaf(numpy.uint8, (0,))
     if issubclass(kind.type, numpy.generic):
-        return _ScalarLeaf(kind)
+        return _ScalarLeaf(kind.dtype, kind.shape)
     if kind.type is numpy.ndarray:
-        return _HostLeaf(kind)
+        return Leaf(kind.dtype, kind.shape)
     if kind.type in _NUMBERS:
-        return _NumberLeaf(kind)
+        return _NumberLeaf(_NUMBERS[kind.type], ())
     raise TypeError(
         f"{what}: leaf {name!r} is a {kind.type.__module__}.{kind.type.__qualname__}; expected arrays of JAX or NumPy, "
         "and numbers. Keep what is no array out of the tree, as by equinox.partition(model, equinox.is_array), or "
@@ -128,13 +137,13 @@ def _check_placement(kind: LeafKind, name: str, what: str) -> None:
 _like = jax.jit(lambda leaf, values: leaf.at[...].set(values))
 
 
-class _JaxLeaf:
+class _JaxLeaf(Leaf):
     """An array of JAX on CPU devices."""
 
-    in_jax, has_sum, device = True, True, None
+    in_jax = True
 
     def __init__(self, kind: LeafKind, name: str) -> None:
-        self.dtype, self.shape = numpy.dtype(kind.dtype), kind.shape
+        super().__init__(kind.dtype, kind.shape)
         is_anywhere = not kind.is_committed and kind.placement == jnp.zeros(()).sharding
         self.placement = None if is_anywhere else kind.placement
         self._name, self._is_weak = name, kind.is_weak
@@ -147,19 +156,10 @@ class _JaxLeaf:
                 "Pass the tree on before you donate it, or jit the function without donate_argnums"
             )
 
-    def taken(self, leaf: Any) -> Any:
-        """Return a view, after waiting for the values; of an array on several devices, a copy."""
-        return self.on_host(leaf)
-
     def on_host(self, leaf: Any) -> Any:
         """Return a view, after waiting for the values; of an array elsewhere than on one CPU device, a copy."""
         self.check(leaf)
         return numpy.asarray(leaf)
-
-    def result_dtype(self, dtype: Any) -> Any:
-        """Return the dtype; a mean of integers is what JAX computes means in."""
-        is_mean = dtype != self.dtype and self.dtype.kind in "iu"
-        return jax.dtypes.canonicalize_dtype(numpy.float64) if is_mean else self.dtype
 
     def given(self, result: Any, leaf: Any) -> Any:
         """Return an array with the leaf's weak type, if it has one."""
@@ -198,41 +198,10 @@ class _KeyLeaf(_JaxLeaf):
         return jax.device_put(jax.random.wrap_key_data(result, impl=jax.random.key_impl(leaf)), leaf.sharding)
 
 
-class _HostLeaf:
-    """An array of NumPy."""
-
-    in_jax, has_sum, placement, device = False, True, None, None
-
-    def __init__(self, kind: LeafKind) -> None:
-        self.dtype, self.shape = kind.dtype, kind.shape
-
-    def check(self, leaf: Any) -> None:
-        """Do nothing: it has its values."""
-
-    def taken(self, leaf: Any) -> Any:
-        """Return the array."""
-        return leaf
-
-    def on_host(self, leaf: Any) -> Any:
-        """Return the array."""
-        return self.taken(leaf)
-
-    def result_dtype(self, dtype: Any) -> Any:
-        """Return the dtype; means of integers are float64."""
-        return numpy.dtype(numpy.float64) if dtype != self.dtype and self.dtype.kind in "iu" else self.dtype
-
-    def given(self, result: Any, leaf: Any) -> Any:
-        """Return the array, which is the caller's."""
-        return result
-
-
-class _NoGradientLeaf(_HostLeaf):
+class _NoGradientLeaf(Leaf):
     """The gradient of an integer, float0: it has no values, and comes back as it is."""
 
-    def __init__(self) -> None:
-        super().__init__(LeafKind(numpy.ndarray, numpy.dtype(numpy.uint8), (0,)))
-
-    def taken(self, leaf: Any) -> Any:
+    def on_host(self, leaf: Any) -> Any:
         """Return an array without elements."""
         return numpy.empty(self.shape, self.dtype)
 
@@ -241,27 +210,20 @@ class _NoGradientLeaf(_HostLeaf):
         return leaf
 
 
-class _ScalarLeaf(_HostLeaf):
+class _ScalarLeaf(Leaf):
     """A scalar of NumPy."""
 
-    def taken(self, leaf: Any) -> Any:
-        """Return an array of it."""
-        return numpy.asarray(leaf)
+    def on_host(self, leaf: Any) -> Any:
+        """Return an array of it; OverflowError for an integer of Python of more than 64 bits."""
+        return numpy.asarray(leaf, self.dtype)
 
     def given(self, result: Any, leaf: Any) -> Any:
         """Return a scalar."""
         return result[()]
 
 
-class _NumberLeaf(_HostLeaf):
+class _NumberLeaf(_ScalarLeaf):
     """A number of Python."""
-
-    def __init__(self, kind: LeafKind) -> None:
-        super().__init__(LeafKind(numpy.ndarray, numpy.dtype(_NUMBERS[kind.type]), ()))
-
-    def taken(self, leaf: Any) -> Any:
-        """Return an array of it; OverflowError for an integer of more than 64 bits."""
-        return numpy.asarray(leaf, self.dtype)
 
     def given(self, result: Any, leaf: Any) -> Any:
         """Return a number."""

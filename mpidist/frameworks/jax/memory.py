@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy
@@ -18,19 +19,14 @@ class ResultMemory:
         self._places: list[tuple[int, int, Any, tuple[int, ...]]] = []
         end = 0
         for dtype, shape in signatures:
-            nbytes = numpy.dtype(dtype).itemsize * int(numpy.prod(shape, dtype=int))
+            nbytes = numpy.dtype(dtype).itemsize * prod(shape)
             self._places.append((end, end + nbytes, numpy.dtype(dtype), tuple(shape)))
             end += -(-nbytes // ALIGNMENT) * ALIGNMENT
         self._nbytes = end
         self._memory = KeptMemory(2)  # who computes with results mostly lets go of them when the next ones come
 
-    def take(self) -> list[Any]:
-        """Return arrays with anything in them, which are the caller's, and to which nobody else refers.  Local."""
-        whole = self.whole()
-        return self.cut(whole)
-
     def whole(self) -> Any:
-        """Return the piece of memory of new arrays, as bytes.  Local."""
+        """Return the memory of new arrays, as bytes, which is the caller's; nobody else refers to it.  Local."""
         return self._memory.array((self._nbytes,), numpy.dtype(numpy.uint8))
 
     def cut(self, whole: Any) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -110,7 +109,10 @@ class _BoundTree:
     def __init__(self, tree: Any, replicas: Replicas, op: str, compression: Compression | None) -> None:
         self.kind = TreeKind(tree, _WHAT)
         self._replicas, self._op, self._compression = replicas, op, compression
-        self._check()
+        for leaf, name in zip(self.kind.leaves, self.kind.names, strict=True):
+            if not leaf.has_sum:
+                raise TypeError(f"{_WHAT}: leaf {name!r} is an array of random keys, which have no sum; broadcast it")
+        self.kind.check_dtypes(lambda dtype: check_reducible(dtype, "sum"))
         self._device = self.kind.device()
         if self._device is not None:
             cuda.require_cupy()
@@ -127,16 +129,6 @@ class _BoundTree:
             assert isinstance(reducing, CompressedAllReduce)
             self.compressed = reducing
 
-    def _check(self) -> None:
-        """Raise for a leaf without a sum, before any communication."""
-        for leaf, name in zip(self.kind.leaves, self.kind.names, strict=True):
-            if not leaf.has_sum:
-                raise TypeError(f"{_WHAT}: leaf {name!r} is an array of random keys, which have no sum; broadcast it")
-            try:
-                check_reducible(leaf.dtype, "sum")
-            except UnsupportedDtypeError as error:
-                raise UnsupportedDtypeError(f"{_WHAT}: leaf {name!r}: {error}") from None
-
     def start(self, values: Sequence[Any], weight: float | None) -> Any:
         """Start the reduction of the leaves of a tree.  Collective."""
         shares = None if weight is None else self._replicas.shares_of(weight)
@@ -147,7 +139,7 @@ class _BoundTree:
             return self._alone(values)
         if shares is not None:
             return self._start_scaled(values, shares)
-        with self.near():
+        with cuda.near(self._device):
             taken = self.kind.taken(values)
             if self._plain is None:
                 results = Results(self.kind.leaves, [reduction_dtypes(each.dtype, self._op)[1] for each in taken])
@@ -159,14 +151,10 @@ class _BoundTree:
         """Return a handle whose results are the reduced tree."""
 
         def finish() -> Any:
-            with self.near():
+            with cuda.near(self._device):
                 return self.kind.packed(results.given(started.wait(), values))
 
         return Handle(finish, is_over=started.is_ready)
-
-    def near(self) -> AbstractContextManager[None]:
-        """Have what is done to arrays be done where the leaves lie, for a ``with`` block.  Local."""
-        return cuda.near(self._device)
 
     def _alone(self, values: Sequence[Any]) -> Handle:
         """Return the leaves as they are, but for means of integers, which are floats at any number of ranks."""
@@ -175,14 +163,14 @@ class _BoundTree:
             leaf.check(values[position])
             dtype = reduction_dtypes(leaf.dtype, self._op)[1]
             if not leaf.in_jax or dtype != leaf.dtype:
-                with self.near():
+                with cuda.near(self._device):
                     array = leaf.taken(values[position])
                     (results[position],) = Results([leaf], [dtype]).given([array], [values[position]])
         return Handle(lambda: self.kind.packed(results), is_over=lambda: True)
 
     def _start_scaled(self, values: Sequence[Any], share: float) -> Handle:
         """Start the sum of the leaves times this rank's share; a share of 0 counts as zeros, whatever the values."""
-        with self.near():
+        with cuda.near(self._device):
             taken = self.kind.taken(values)
             reducing, results, scratch = self._weighted_all_reduce(taken)
             # first: where one is under way it raises, and its values are those in scratch

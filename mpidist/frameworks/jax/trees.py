@@ -41,6 +41,14 @@ class TreeKind:
         """Return the leaves of a tree as host arrays.  Local."""
         return [leaf.on_host(value) for leaf, value in zip(self.leaves, values, strict=True)]
 
+    def check_dtypes(self, check: Callable[[Any], None]) -> None:
+        """Raise UnsupportedDtypeError for a leaf of a dtype for which ``check(dtype)`` raises it.  Local."""
+        for leaf, name in zip(self.leaves, self.names, strict=True):
+            try:
+                check(leaf.dtype)
+            except UnsupportedDtypeError as error:
+                raise UnsupportedDtypeError(f"{self._what}: leaf {name!r}: {error}") from None
+
     def device(self) -> Any:
         """Return where all leaves are reduced together, a sharding of one CUDA device; None for the host.  Local.
 

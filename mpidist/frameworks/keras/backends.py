@@ -10,17 +10,7 @@ import keras
 from mpidist.packages import pip_install
 
 #: Backend -> the module that has its seam.
-_SEAMS = {"jax": "mpidist.frameworks.keras.jax_steps", "torch": "mpidist.frameworks.keras.torch_steps"}
-
-#: What is put over the methods of a model, by functions of these names in a seam.
-METHODS = (
-    "make_train_function",
-    "make_test_function",
-    "make_predict_function",
-    "train_step",
-    "test_step",
-    "predict_step",
-)
+SEAMS = {"jax": "mpidist.frameworks.keras.jax_steps", "torch": "mpidist.frameworks.keras.torch_steps"}
 
 #: The oldest version of Keras that is tested.
 _OLDEST = (3, 12)
@@ -30,9 +20,11 @@ def seam() -> Any:
     """Return the module for the backend of Keras.  Local.
 
     Each has ``reduced(replica, gradients, is_weighted)``, ``is_concrete(value)``, ``own_dropout(thread)``,
-    ``buffers(model)``, ``share_buffers(replica, model)``, and, of a model and its replica, `METHODS`.
+    ``buffers(model)``, ``share_buffers(replica, model)``, of a function ``value_and_grad(fn)`` and
+    ``without_gradients(fn)``, and, of a model, its replica and the name of a method that it is put over, ``step`` and
+    ``make_function``.
     """
-    return importlib.import_module(_SEAMS[keras.backend.backend()])
+    return importlib.import_module(SEAMS[keras.backend.backend()])
 
 
 def version() -> tuple[int, ...]:
@@ -49,7 +41,7 @@ def require_backend() -> None:
             f"tested; {pip_install('keras')}"
         )
     backend = keras.backend.backend()
-    if backend in _SEAMS:
+    if backend in SEAMS:
         return
     advice = "tf.distribute of TensorFlow itself distributes models with this backend; " * (backend == "tensorflow")
     raise NotImplementedError(

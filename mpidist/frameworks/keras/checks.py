@@ -14,7 +14,7 @@ import keras
 from keras.src.backend import get_keras_mask
 
 from mpidist.frameworks.keras import backends
-from mpidist.frameworks.keras.metrics import is_of_keras
+from mpidist.frameworks.keras.classes import is_of_keras
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.row_values import by_number, require_row_values, require_row_weights
@@ -78,13 +78,6 @@ def require_no_mask(outputs: Any, who: str) -> None:
             "places that are not masked on this replica. Let the model return outputs without a mask, and pass "
             "sample_weight with zeros for masked places"
         )
-
-
-def compiled_losses(model: Any) -> list[Any]:
-    """Return the losses that a model was compiled with, once it is built; names and functions as objects.  Local."""
-    # Private: what compile was given, and the losses of all outputs
-    given = model._compile_loss
-    return [each.loss for each in getattr(given, "_flat_losses", None) or ()]
 
 
 def losses_of_rows(losses: Iterable[Any], weights: Any, who: str) -> AbstractContextManager[None]:
@@ -183,16 +176,14 @@ def reductions_of(model: Any) -> set[str]:
     return {getattr(loss, "reduction", None) or _MEAN for loss in losses}
 
 
-def bound_loss(compute_loss: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `compute_loss` by name.  Local."""
-    return dict(inspect.signature(compute_loss).bind(*args, **kwargs).arguments)
-
-
-def loss_arguments(model: Any, replica: ModelReplica, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `compute_loss` by which the mean over replicas is the loss of the global batch.  Local.
+def loss_arguments(
+    model: Any, replica: ModelReplica, compute_loss: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of `compute_loss`, by name, by which the mean over replicas is that of the batch.  Local.
 
     NotImplementedError: the loss divides by what the rows have, not by their number.
     """
+    arguments = dict(inspect.signature(compute_loss).bind(*args, **kwargs).arguments)
     predictions = keras.tree.flatten(arguments.get("y_pred"))
     weights = arguments.get("sample_weight")
     require_no_mask(predictions, replica.name)
@@ -203,11 +194,8 @@ def loss_arguments(model: Any, replica: ModelReplica, arguments: dict[str, Any])
             'replica\'s rows; use "sum_over_batch_size", which divides by their number'
         )
     if reductions == {"sum"}:
-        arguments["sample_weight"] = _times(replica.factor, weights)
+        factor = replica.factor
+        of_all = keras.ops.convert_to_tensor(factor)
+        times = keras.tree.map_structure(lambda each: of_all if each is None else each * factor, weights)
+        arguments["sample_weight"] = times
     return arguments
-
-
-def _times(factor: Any, weights: Any) -> Any:
-    """Return weights times a factor, and this for all rows where there are none."""
-    of_all = keras.ops.convert_to_tensor(factor)
-    return keras.tree.map_structure(lambda each: of_all if each is None else each * factor, weights)

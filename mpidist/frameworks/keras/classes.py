@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 # Private: class -> the name by which it is registered; `tests/frameworks/test_keras_canaries.py` looks after it.
@@ -85,27 +85,18 @@ def stock(obj: Any) -> Any:
 
 def of_keras(obj: Any, name: str) -> bool:
     """Return whether the method below those of a distributed object is one of Keras.  Local."""
-    return str(getattr(stock(obj), name).__module__).partition(".")[0] == "keras"
+    return is_of_keras(getattr(stock(obj), name))
+
+
+def is_of_keras(thing: Any) -> bool:
+    """Return whether a class or a function is one of Keras.  Local."""
+    return str(thing.__module__).partition(".")[0] == "keras"
 
 
 @contextmanager
-def stock_class(obj: Any) -> Iterator[None]:
-    """Give a distributed object the class that it had, for the time of a ``with`` block.  Local."""
-    derived = type(obj)
-    obj.__class__ = getattr(derived, _OWN_CLASS)
-    try:
-        yield
-    finally:
-        obj.__class__ = derived
-
-
-@contextmanager
-def stock_classes() -> Iterator[None]:
-    """Give all distributed objects the classes that they had, for the time of a ``with`` block.  Local.
-
-    What is saved meanwhile is what Keras saves, and registered classes are found.
-    """
-    changed = [(obj, type(obj)) for obj in _distributed if is_distributed(obj)]
+def stock_class(*objects: Any) -> Iterator[None]:
+    """Give distributed objects the classes that they had, for the time of a ``with`` block.  Local."""
+    changed = [(obj, type(obj)) for obj in objects]
     try:
         for obj, derived in changed:
             obj.__class__ = getattr(derived, _OWN_CLASS)
@@ -113,3 +104,11 @@ def stock_classes() -> Iterator[None]:
     finally:
         for obj, derived in changed:
             obj.__class__ = derived
+
+
+def stock_classes() -> AbstractContextManager[None]:
+    """Give all distributed objects the classes that they had, for the time of a ``with`` block.  Local.
+
+    What is saved meanwhile is what Keras saves, and registered classes are found.
+    """
+    return stock_class(*filter(is_distributed, _distributed))

@@ -3,45 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
+
+from mpidist.frameworks.keras.own_methods import put_over
 
 
 class _CurrentStep(threading.local):
+    """`replica`: that takes a step.  `is_in_optimizer`: whether an optimizer that is called is called by another."""
+
     replica: Any = None
     is_in_optimizer = False
 
 
-_here = _CurrentStep()
+current_step = _CurrentStep()
 
 
 def step_of(replica: Any) -> AbstractContextManager[None]:
-    """Let a replica be the one that takes a step, for the time of a ``with`` block."""
-    return _with("replica", replica)
-
-
-def stepping() -> Any:
-    """Return the replica that takes a step in this thread, or None.  Local."""
-    return _here.replica
+    """Let a replica be the one that takes a step in this thread, for the time of a ``with`` block."""
+    return put_over([(current_step, "replica", replica)])
 
 
 def in_optimizer() -> AbstractContextManager[None]:
     """Let all optimizers that are called meanwhile be parts of the one that calls them: it has done what there is."""
-    return _with("is_in_optimizer", True)
-
-
-def is_in_optimizer() -> bool:
-    """Return whether an optimizer that is called now is called by another one.  Local."""
-    return _here.is_in_optimizer
-
-
-@contextmanager
-def _with(name: str, value: Any) -> Iterator[None]:
-    """Let an attribute of this thread's step have a value, and then the one from before."""
-    before = getattr(_here, name)
-    setattr(_here, name, value)
-    try:
-        yield
-    finally:
-        setattr(_here, name, before)
+    return put_over([(current_step, "is_in_optimizer", True)])

@@ -77,7 +77,7 @@ def begin_attached(strategy: Any, objects: Sequence[Any]) -> None:
         begin_served(models)
         return
     facts = [fact(f"model {place}", type(model).__name__) for place, model in enumerate(models)]
-    ModelReplica(strategy).compare("the end of a scope in which Keras models were made", facts)
+    ModelReplica(strategy).replicas.check("the end of a scope in which Keras models were made", facts)
     begin(models)
 
 

@@ -30,7 +30,7 @@ def compare_arrays(replica: ModelReplica, what: str, given: Any, settings: dict[
     leaves = [leaf for leaf in keras.tree.flatten(given) if leaf is not None]
     facts: Facts = [(f"array {place}", leaf.dtype, leaf.shape) for place, leaf in enumerate(leaves)]
     facts += [fact(name, value) for name, value in settings.items()]
-    replica.compare(what, [*facts, *_checksums(leaves, "all rows")])
+    replica.replicas.check(what, [*facts, *_checksums(leaves, "all rows")])
 
 
 def compare_batch(replica: ModelReplica, rows: int, leaves: Sequence[Any]) -> None:
@@ -38,7 +38,7 @@ def compare_batch(replica: ModelReplica, rows: int, leaves: Sequence[Any]) -> No
 
     A rank whose data have ended calls `compare_ends` in its place.
     """
-    replica.compare(_NEXT_BATCH, [fact("rows", rows), *_checksums(leaves, "whole batches")])
+    replica.replicas.check(_NEXT_BATCH, [fact("rows", rows), *_checksums(leaves, "whole batches")])
 
 
 def _checksums(leaves: Sequence[Any], given: str) -> Facts:
@@ -55,7 +55,7 @@ def _checksums(leaves: Sequence[Any], given: str) -> Facts:
 
 def compare_ends(replica: ModelReplica, batches: int) -> None:
     """Raise CollectiveMismatchError on all ranks unless the data of all of them have ended.  Collective."""
-    replica.compare(_NEXT_BATCH, [fact("rows", f"none (the data ended after {batches} batches)")])
+    replica.replicas.check(_NEXT_BATCH, [fact("rows", f"none (the data ended after {batches} batches)")])
 
 
 def compare_models(replica: ModelReplica, model: keras.Model, what: str) -> None:
@@ -71,7 +71,7 @@ def compare_models(replica: ModelReplica, model: keras.Model, what: str) -> None
     for place, each in enumerate(optimizers_of(model)):
         if each is not optimizer:
             facts.append(fact(f"optimizer {place}", f"{type(each).__name__} with {len(each.variables)} variables"))
-    replica.compare(what, facts)
+    replica.replicas.check(what, facts)
 
 
 def compare_weights(replica: ModelReplica, variables: Sequence[tuple[str, Any]], what: str) -> None:
@@ -84,7 +84,7 @@ def compare_weights(replica: ModelReplica, variables: Sequence[tuple[str, Any]],
         array = numpy.atleast_1d(keras.ops.convert_to_numpy(variable))
         shown = checksum(array.view("uint8"), max(_MOST_BYTES // len(variables), 64))
         facts.append(fact(f"variable {place} {_without_numbers(name)}", f"{shown:#010x}"))
-    replica.compare(what, facts)
+    replica.replicas.check(what, facts)
 
 
 def rates(model: keras.Model) -> dict[str, str]:

@@ -47,8 +47,10 @@ def adapter_of(
         if isinstance(x, DatasetInput):
             _require_fit(x, steps, class_weight)
         batches = KerasBatches(replica, x, shuffle, class_weight)
-        replica.compare(f"Keras {what}", [fact("batches in an epoch", batches.num_batches), fact("steps", steps)])
-        return PartAdapter(replica, batches)
+        replica.replicas.check(
+            f"Keras {what}", [fact("batches in an epoch", batches.num_batches), fact("steps", steps)]
+        )
+        return batches
     x, y, sample_weight = map(on_host, arrays)
     if class_weight is not None:
         sample_weight = _weights_of_classes(y, sample_weight, class_weight)
@@ -59,7 +61,7 @@ def adapter_of(
     facts.compare_arrays(replica, f"Keras {what}", (x, y, sample_weight), settings)
     # a step is given as many parts as Keras gives it, and one part as it is
     batches = keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
-    return PartAdapter(replica, ArrayBatches(replica, batches, size, shuffle))
+    return ArrayBatches(replica, batches, size, shuffle)
 
 
 def are_arrays(given: Any) -> bool:
@@ -106,6 +108,16 @@ def split(arrays: tuple[Any, Any, Any], validation_split: float) -> tuple[Any, A
         return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[first:last], arrays)
 
     return cut(0, at), cut(at, rows)
+
+
+def three(data: Any) -> tuple[Any, Any, Any]:
+    """Return inputs, labels and weights of what is given as validation data.  Local.  ValueError: it is more."""
+    if not isinstance(data, (tuple, list)):
+        return data, None, None
+    if len(data) > 3:
+        raise ValueError(f"validation_data must be (inputs, labels, weights) or a part of it, got {len(data)} things")
+    x, y, sample_weight = (*data, None, None)[:3]
+    return x, y, sample_weight
 
 
 def _require_nothing_beside(x: Any, y: Any, sample_weight: Any) -> None:

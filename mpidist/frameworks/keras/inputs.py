@@ -11,7 +11,7 @@ import random
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy
@@ -28,25 +28,10 @@ from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, DistributedIterator
 
 
-class _GlobalBatches(Protocol):
-    """Where global batches come from."""
-
-    @property
-    def num_batches(self) -> int | None:
-        """Batches of an epoch; None where that is not known."""
-
-    def parts(self, iterator_name: str) -> Iterator[tuple[BatchShare, Any]]:
-        """Yield the replica's share of each batch of an epoch, and its rows."""
-
-    def on_epoch_begin(self) -> None:
-        """An epoch begins."""
-
-    def on_epoch_end(self) -> None:
-        """An epoch is over."""
-
-
 class InputAdapter(DataAdapter):
     """An input of Keras that is not Keras' own: what `_iterate` yields, with every backend."""
+
+    batch_size = has_partial_batch = partial_batch_size = None
 
     def _iterate(self, iterator_name: str) -> Iterator[Any]:
         """Yield the batches of an epoch as the iterator of this name gives them."""
@@ -64,35 +49,30 @@ class InputAdapter(DataAdapter):
         return self._iterate("get_jax_iterator")
 
     def get_torch_dataloader(self) -> Any:
-        return _Loader(self)
+        return self
 
-    @property
-    def batch_size(self) -> None:
-        return None
-
-    @property
-    def has_partial_batch(self) -> None:
-        return None
-
-    @property
-    def partial_batch_size(self) -> None:
-        return None
+    def __iter__(self) -> Iterator[Any]:
+        """Return the batches anew, as ``iter()`` of a DataLoader of PyTorch does."""
+        return self._iterate("get_torch_dataloader")
 
 
 class PartAdapter(InputAdapter):
-    """An input of Keras: this replica's parts of the batches of a source.
+    """An input of Keras: this replica's parts of global batches.
 
-    `replica`: is told the share of each batch that is handed out.  `handed_out`: of the iterator that gave a batch
-    last.
+    `replica`: is told the share of each batch that is handed out.  `adapter`: of Keras, which has the global batches.
+    `handed_out`: of the iterator that gave a batch last.
     """
 
-    def __init__(self, replica: ModelReplica, source: _GlobalBatches) -> None:
-        self._replica = replica
-        self._source = source
+    def __init__(self, replica: ModelReplica, adapter: DataAdapter) -> None:
+        self._replica, self._adapter = replica, adapter
         self.handed_out: list[BatchShare] = []
 
+    def parts(self, iterator_name: str) -> Iterator[tuple[BatchShare, Any]]:
+        """Yield the replica's share of each batch of an epoch, and its rows."""
+        raise NotImplementedError(type(self).__name__)
+
     def _iterate(self, iterator_name: str) -> Iterator[Any]:
-        return self._handed_out(self._source.parts(iterator_name))
+        return self._handed_out(self.parts(iterator_name))
 
     def _handed_out(self, parts: Iterator[tuple[BatchShare, Any]]) -> Iterator[Any]:
         shares: deque[BatchShare] = deque()
@@ -107,30 +87,20 @@ class PartAdapter(InputAdapter):
     def batches(self) -> Iterator[Any]:
         """Yield the parts of an epoch, as Keras takes them with this backend."""
         is_torch = keras.backend.backend() == "torch"
-        return iter(self.get_torch_dataloader()) if is_torch else self.get_jax_iterator()
+        return iter(self) if is_torch else self.get_jax_iterator()
 
     @property
     def num_batches(self) -> int | None:
-        return self._source.num_batches
+        return self._adapter.num_batches
 
     def on_epoch_begin(self) -> None:
-        self._source.on_epoch_begin()
+        self._adapter.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        self._source.on_epoch_end()
+        self._adapter.on_epoch_end()
 
 
-class _Loader:
-    """Gives the batches of an adapter, as a DataLoader of PyTorch gives batches: anew at each ``iter()``."""
-
-    def __init__(self, adapter: InputAdapter) -> None:
-        self._adapter = adapter
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._adapter._iterate("get_torch_dataloader")
-
-
-class ArrayBatches:
+class ArrayBatches(PartAdapter):
     """Batches of rows of arrays, which all ranks have.
 
     `arrays`: inputs, labels and weights, as Keras packs them for a step.  `batch_size`: of a global batch.  `shuffle`:
@@ -138,22 +108,17 @@ class ArrayBatches:
     """
 
     def __init__(self, replica: ModelReplica, arrays: Any, batch_size: int, shuffle: bool | str) -> None:
-        self._replica = replica
         self._arrays = arrays
         self._rows = rows_of(arrays)
         self._batch_size = batch_size
         self._floatx = keras.config.floatx()
         self._is_shuffled = bool(shuffle)
-        # as Keras draws it, of numbers of rows in place of rows
-        self._order = get_data_adapter(numpy.arange(self._rows), batch_size=batch_size, shuffle=shuffle)
-
-    @property
-    def num_batches(self) -> int:
-        return -(-self._rows // self._batch_size)
+        # the order as Keras draws it, of numbers of rows in place of rows
+        super().__init__(replica, get_data_adapter(numpy.arange(self._rows), batch_size=batch_size, shuffle=shuffle))
 
     def parts(self, iterator_name: str) -> Iterator[tuple[BatchShare, Any]]:
         # begun at once, and without a shuffle too, as Keras does: a loader of PyTorch draws a seed then
-        return self._parts(iter(getattr(self._order, iterator_name)()))
+        return self._parts(iter(getattr(self._adapter, iterator_name)()))
 
     def _parts(self, drawn: Iterator[Any]) -> Iterator[tuple[BatchShare, Any]]:
         order = self._chiefs_order(drawn)
@@ -162,7 +127,13 @@ class ArrayBatches:
             share = BatchShare.of(rows, self._replica.number, self._replica.count)
             given = slice(start + share.given.start, start + share.given.stop)
             chosen = given if order is None else order[given]
-            yield share, keras.tree.map_structure(lambda leaf, chosen=chosen: self._taken(leaf, chosen), self._arrays)
+            yield (
+                share,
+                keras.tree.map_structure(
+                    lambda leaf, chosen=chosen: None if leaf is None else as_given(leaf[chosen], self._floatx),
+                    self._arrays,
+                ),
+            )
 
     def _chiefs_order(self, drawn: Iterator[Any]) -> numpy.ndarray | None:
         """Return the order of the rows in this epoch, as the chief draws it; None where it is theirs.  Collective."""
@@ -173,15 +144,6 @@ class ArrayBatches:
             numbers = keras.tree.flatten(list(drawn))
             order[...] = numpy.concatenate([keras.ops.convert_to_numpy(each) for each in numbers])
         return self._replica.from_chief([order])[0]
-
-    def _taken(self, leaf: Any, chosen: Any) -> Any:
-        return None if leaf is None else as_given(leaf[chosen], self._floatx)
-
-    def on_epoch_begin(self) -> None:
-        self._order.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        self._order.on_epoch_end()
 
 
 class DatasetInput(InputAdapter):
@@ -238,14 +200,13 @@ def as_given(rows: numpy.ndarray, floatx: str) -> Any:
     return keras.ops.convert_to_tensor(rows) if keras.backend.backend() == "torch" else rows
 
 
-class KerasBatches:
+class KerasBatches(PartAdapter):
     """Batches of all inputs but arrays: a data set, a PyDataset, a generator, a loader of PyTorch, Grain or TensorFlow.
 
     Every rank has the whole batches, which are compared at each step.
     """
 
     def __init__(self, replica: ModelReplica, x: Any, shuffle: bool | str, class_weight: Any) -> None:
-        self._replica = replica
         if isinstance(x, keras.utils.PyDataset):
             if shuffle and x.num_batches is not None:
                 x = _ReorderedBatches(replica, x)
@@ -253,11 +214,7 @@ class KerasBatches:
         with warnings.catch_warnings():
             if not replica.is_chief:
                 warnings.filterwarnings("ignore", "`shuffle=True` was passed")
-            self._adapter = get_data_adapter(x, shuffle=shuffle, class_weight=class_weight)
-
-    @property
-    def num_batches(self) -> int | None:
-        return self._adapter.num_batches
+            super().__init__(replica, get_data_adapter(x, shuffle=shuffle, class_weight=class_weight))
 
     def parts(self, iterator_name: str) -> Iterator[tuple[BatchShare, Any]]:
         batches = 0
@@ -269,12 +226,6 @@ class KerasBatches:
             share = BatchShare.of(rows, self._replica.number, self._replica.count)
             yield share, cut(batch, share)
         facts.compare_ends(self._replica, batches)
-
-    def on_epoch_begin(self) -> None:
-        self._adapter.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        self._adapter.on_epoch_end()
 
 
 class _ReorderedBatches(keras.utils.PyDataset):

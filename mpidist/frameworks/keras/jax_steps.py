@@ -6,8 +6,9 @@ them; the second half applies them.  Nothing is called back out of compiled code
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NoReturn
 
 import jax
@@ -53,7 +54,11 @@ class _Pending:
 
 
 def _refuse_use(*args: Any) -> NoReturn:
-    raise _used_too_early()
+    raise NotImplementedError(
+        "train_step of a distributed Keras model on JAX uses variables after optimizer.stateless_apply has updated "
+        "them; they are updated after the step, when gradients have been reduced. Return them as they are in the "
+        "state, or use the PyTorch backend"
+    )
 
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "matmul", "pow")
@@ -78,14 +83,6 @@ class _Collected:
         )
 
 
-def _used_too_early() -> NotImplementedError:
-    return NotImplementedError(
-        "train_step of a distributed Keras model on JAX uses variables after optimizer.stateless_apply has updated "
-        "them; they are updated after the step, when gradients have been reduced. Return them as they are in the "
-        "state, or use the PyTorch backend"
-    )
-
-
 def collect(
     replica: ModelReplica,
     optimizer: Any,
@@ -105,20 +102,38 @@ def collect(
     return collected.trainable, collected.optimizer
 
 
-class _Changed:
-    """The variables of layers that a step changes: which ones is known when it was traced."""
+def _compiled(model: Any, fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return a function, compiled unless the model is run eagerly."""
+    return jax.jit(fn, **options) if model.jit_compile and not model.run_eagerly else fn
+
+
+class _Step:
+    """A step of a model.  Which variables of layers it changes is known when it was traced."""
 
     def __init__(self, model: Any, replica: ModelReplica) -> None:
-        self.variables = layer_variables(model)
-        self._number = replica.number
+        self._model, self._replica = model, replica
+        self._variables = layer_variables(model)
         self._found: list[LayerVariable] = []
 
-    def given(self, before: Sequence[Any], after: Sequence[Any], weight: Any) -> list[Any]:
-        """Return what this replica adds to their values, in a step that is traced."""
-        self._found = [each for each in self.variables if after[each.place] is not before[each.place]]
-        return [each.given(jnp, before[each.place], after[each.place], weight, self._number) for each in self._found]
+    @contextmanager
+    def _tracing(self, weight: Any, factor: Any) -> Iterator[Any]:
+        """Let the model's own step be traced with a part of a batch; yields what is odd in metrics."""
+        replica = self._replica
+        replica.factor, replica.weight = factor, weight
+        replica.weighted.clear()
+        try:
+            with only_added_to(self._variables), metrics.counted(self._model, replica.count, replica) as odd:
+                yield odd
+        finally:
+            replica.factor, replica.weight = None, 1.0
 
-    def settle(self, before: Sequence[Any], after: Sequence[Any], totals: Sequence[Any]) -> list[Any]:
+    def _given(self, before: Sequence[Any], after: Sequence[Any], weight: Any) -> list[Any]:
+        """Return what this replica adds to the values of layers, in a step that is traced."""
+        self._found = [each for each in self._variables if after[each.place] is not before[each.place]]
+        number = self._replica.number
+        return [each.given(jnp, before[each.place], after[each.place], weight, number) for each in self._found]
+
+    def _settled(self, before: Sequence[Any], after: Sequence[Any], totals: Sequence[Any]) -> list[Any]:
         """Return the values after a step, those that it has changed of all replicas."""
         after = list(after)
         for each, total in zip(self._found, totals, strict=True):
@@ -127,15 +142,13 @@ class _Changed:
         return after
 
 
-class _Forward:
-    """A step of an evaluation or a prediction, compiled unless the model is run eagerly."""
+class _Forward(_Step):
+    """A step of an evaluation or a prediction."""
 
     def __init__(self, model: Any, replica: ModelReplica, name: str) -> None:
-        self._model, self._replica, self._name = model, replica, name
-        is_compiled = model.jit_compile and not model.run_eagerly
-        self._step: Callable[..., Any] = jax.jit(self._traced) if is_compiled else self._traced
-        self._own: Callable[..., Any] = jax.jit(self._whole) if is_compiled else self._whole
-        self._changed = _Changed(model, replica)
+        super().__init__(model, replica)
+        self._name = name
+        self._step, self._own = _compiled(model, self._traced), _compiled(model, self._whole)
 
     def _whole(self, state: Any, data: Any) -> Any:
         """Return what the model's own step returns, of a whole batch."""
@@ -143,15 +156,10 @@ class _Forward:
 
     def _traced(self, state: Any, data: Any, weight: Any, factor: Any) -> Any:
         """Return what the model's own step returns, and what it has changed."""
-        replica = self._replica
-        replica.factor, replica.weight = factor, weight
-        try:
-            with only_added_to(self._changed.variables), metrics.counted(self._model, replica.count, replica) as odd:
-                results, after = self._whole(state, data)
-        finally:
-            replica.factor, replica.weight = None, 1.0
+        with self._tracing(weight, factor) as odd:
+            results, after = self._whole(state, data)
         others = after[1] if self._name == "test_step" else after
-        return results, after, self._changed.given(state[1], others, weight), odd
+        return results, after, self._given(state[1], others, weight), odd
 
     def __call__(self, state: Any, data: Any, share: BatchShare | None) -> Any:
         """Return what the model's own step returns.  Collective if it changes variables of layers and has a share."""
@@ -162,48 +170,62 @@ class _Forward:
             metrics.require_sums(odd)
             totals = self._replica.reduce(ReduceOp.SUM, [numpy.asarray(each) for each in arrays]) if arrays else []
         if self._name == "test_step":
-            return outputs, (after[0], self._changed.settle(state[1], after[1], totals), after[2])
-        return outputs, self._changed.settle(state[1], after, totals)
+            return outputs, (after[0], self._settled(state[1], after[1], totals), after[2])
+        return outputs, self._settled(state[1], after, totals)
 
 
-class _Halves:
-    """The two halves of a training step, compiled unless the model is run eagerly."""
+class _Halves(_Step):
+    """A training step, by its two halves."""
 
     def __init__(self, model: Any, replica: ModelReplica) -> None:
-        self._model, self._replica = model, replica
-        is_compiled = model.jit_compile and not model.run_eagerly
-        self.first: Callable[..., Any] = jax.jit(self._first) if is_compiled else self._first
-        self.second: Callable[..., Any] = jax.jit(self._second, donate_argnums=(0, 1)) if is_compiled else self._second
+        super().__init__(model, replica)
+        self._first_half = _compiled(model, self._first)
+        self._second_half = _compiled(model, self._second, donate_argnums=(0, 1))
         self._optimizer: Any = None
-        self.is_present: list[bool] = []
-        self.changed = _Changed(model, replica)
+        self._is_present: list[bool] = []
 
     def _first(self, state: Any, data: Any, weight: Any, factor: Any) -> Any:
         """Return logs, weighted gradients, variables that are not trained, those of metrics, changes, odd metrics."""
         replica = self._replica
-        replica.factor, replica.weight = factor, weight
-        replica.weighted.clear()
-        try:
-            with only_added_to(self.changed.variables), metrics.counted(self._model, replica.count, replica) as odd:
-                logs, after, self._optimizer, collected = _noted(self._model, replica, state, data)
-        finally:
-            replica.factor = None
-            replica.weight = 1.0
-        self.is_present = [gradient is not None for gradient in collected]
+        with self._tracing(weight, factor) as odd:
+            logs, after, self._optimizer, collected = _noted(self._model, replica, state, data)
+        self._is_present = [gradient is not None for gradient in collected]
         part = weight if id(self._optimizer) not in replica.weighted else jnp.where(weight == 0, 0.0, 1.0)
         gradients = [_weighted(each, part) for each in collected if each is not None]
-        return logs, gradients, after[1], after[3], self.changed.given(state[1], after[1], weight), odd
+        return logs, gradients, after[1], after[3], self._given(state[1], after[1], weight), odd
 
     def _second(self, trainable: Any, optimizer_variables: Any, gradients: Any) -> Any:
         """Return the updated variables, and those of the optimizer."""
         results = iter(gradients)
         sums = [
             next(results).astype(variable.dtype) if is_present else None
-            for is_present, variable in zip(self.is_present, trainable, strict=True)
+            for is_present, variable in zip(self._is_present, trainable, strict=True)
         ]
         sums = overflown(sums, self._model.trainable_variables, self._replica.halves)
         with in_optimizer():
             return self._optimizer.stateless_apply(optimizer_variables, sums, trainable)
+
+    def __call__(self, state: Any, data: Any, share: BatchShare) -> Any:
+        """Return logs and state.  Collective."""
+        replica = self._replica
+        trainable, before, optimizer_variables, _ = state
+        with replica.step(share):
+            logs, gradients, others, metrics_variables, changed, odd = self._first_half(
+                state, data, share.weight, share.rows / share.given_rows
+            )
+            metrics.require_sums(odd)
+            arrays = [numpy.asarray(each) for each in (*gradients, *changed)]
+            dtype = arrays[0].dtype if arrays else "float32"  # of none, where all weights are frozen
+            votes, places = numpy.array([replica.is_vote], dtype), replica.places(self._is_present)
+            totals = replica.reduce(ReduceOp.SUM, [*arrays, votes, *places])
+            results, votes = totals[: len(arrays)], totals[len(arrays)]
+            replica.require_same_places(totals[len(arrays) + 1 :], replica.count)
+            replica.is_stopped = replica.is_stopped or bool(votes[0])
+            trainable, optimizer_variables = self._second_half(
+                trainable, optimizer_variables, results[: len(gradients)]
+            )
+        others = self._settled(before, others, results[len(gradients) :])
+        return logs, (trainable, others, optimizer_variables, metrics_variables)
 
 
 def _noted(model: Any, replica: ModelReplica, state: Any, data: Any) -> tuple[Any, Any, Any, Sequence[Any]]:
@@ -225,46 +247,36 @@ def _noted(model: Any, replica: ModelReplica, state: Any, data: Any) -> tuple[An
         )
     ((optimizer, collected),) = applied
     if not collected.is_in(after):
-        raise _used_too_early()
+        _refuse_use()
     return logs, after, optimizer, collected.gradients
 
 
-class _GradientStep:
-    """A training step that updates no weights, compiled unless the model is run eagerly."""
-
-    def __init__(self, model: Any, replica: Any) -> None:
-        self._model, self._replica = model, replica
-        is_compiled = model.jit_compile and not model.run_eagerly
-        self._step: Callable[..., Any] = jax.jit(self._traced) if is_compiled else self._traced
-
-    def _traced(self, state: Any, data: Any) -> Any:
-        is_part = self._replica.share is not None
-        variables = layer_variables(self._model) if is_part else ()
-        with only_added_to(variables), metrics.counted(self._model, self._replica.workers, is_part=is_part) as odd:
-            logs, after, optimizer, gradients = _noted(self._model, self._replica, state, data)
-        checks.require_compiled_optimizer(self._model, optimizer)
-        return logs, gradients, odd, after[1], after[3]
-
-    def __call__(self, data: Any) -> tuple[dict[str, Any], list[Any]]:
-        """Return logs and gradients; layers and metrics keep what the step makes of them."""
-        model = self._model
-        others, metrics_variables = model.non_trainable_variables, model.metrics_variables
-        groups = model.trainable_variables, others, model.optimizer.variables, metrics_variables
-        state = tuple([each.value for each in group] for group in groups)
-        logs, gradients, odd, *after = self._step(state, data)
-        metrics.require_sums(odd)
-        for variable, value in zip((*others, *metrics_variables), (*after[0], *after[1]), strict=True):
-            variable.assign(value)
-        return logs, [None if each is None else numpy.asarray(each) for each in gradients]
+def _gradients(model: Any, replica: Any, state: Any, data: Any) -> Any:
+    """Return logs, gradients, what is odd in metrics, variables that are not trained, and those of metrics."""
+    is_part = replica.share is not None
+    variables = layer_variables(model) if is_part else ()
+    with only_added_to(variables), metrics.counted(model, replica.workers, is_part=is_part) as odd:
+        logs, after, optimizer, gradients = _noted(model, replica, state, data)
+    checks.require_compiled_optimizer(model, optimizer)
+    return logs, gradients, odd, after[1], after[3]
 
 
 def gradients_of_step(model: Any, replica: Any, data: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Return logs and gradients of a model's own step, by trainable variable; None where there is none.  Local."""
+    """Return logs and gradients of a model's own step, by trainable variable; None where there is none.  Local.
+
+    Layers and metrics keep what the step makes of them.
+    """
     if replica.steps is None:
         _require_host()
-        replica.steps = _GradientStep(model, replica)
-    found: tuple[dict[str, Any], list[Any]] = replica.steps(data)
-    return found
+        replica.steps = _compiled(model, partial(_gradients, model, replica))
+    others, metrics_variables = model.non_trainable_variables, model.metrics_variables
+    groups = model.trainable_variables, others, model.optimizer.variables, metrics_variables
+    state = tuple([each.value for each in group] for group in groups)
+    logs, gradients, odd, *after = replica.steps(state, data)
+    metrics.require_sums(odd)
+    for variable, value in zip((*others, *metrics_variables), (*after[0], *after[1]), strict=True):
+        variable.assign(value)
+    return logs, [None if each is None else numpy.asarray(each) for each in gradients]
 
 
 def stamp(variable: Any) -> Any:
@@ -286,12 +298,25 @@ def _weighted(value: Any, weight: Any) -> Any:
 # -- put over the methods of a model ----------------------------------------------------------------------------------
 
 
-def make_train_function(model: Any, replica: ModelReplica, force: bool = False) -> None:
-    """Make what `fit` calls for each batch.  Local.  NotImplementedError: JAX computes on another device."""
-    if model.train_function is None or force:
+def make_function(model: Any, replica: ModelReplica, name: str, force: bool = False) -> None:
+    """Make what `fit`, `evaluate` or `predict` calls for each batch, by a method's name.  Local.
+
+    NotImplementedError, for `fit`: JAX computes on another device.
+    """
+    _, kind, function = name.split("_")
+    if getattr(model, f"{kind}_{function}") is not None and not force:
+        return
+    steps = replica.steps = replica.steps or {}
+    if kind == "train":
         _require_host()
-        replica.steps, replica.halves = _Halves(model, replica), half_variables(model)
-        _without_jit(model, stock(model).make_train_function, force)
+        steps["train_step"], replica.halves = _Halves(model, replica), half_variables(model)
+    else:
+        steps[f"{kind}_step"] = _Forward(model, replica, f"{kind}_step")
+    is_compiled, model.jit_compile = model.jit_compile, False  # the parts of the step are, and it is given values
+    try:
+        getattr(stock(model), name)(force)
+    finally:
+        model.jit_compile = is_compiled
 
 
 def _require_host() -> None:
@@ -303,69 +328,20 @@ def _require_host() -> None:
         )
 
 
-def make_test_function(model: Any, replica: ModelReplica, force: bool = False) -> None:
-    """Make what `evaluate` calls for each batch.  Local."""
-    if model.test_function is None or force:
-        replica.test_step = _Forward(model, replica, "test_step")
-        _without_jit(model, stock(model).make_test_function, force)
+def step(model: Any, replica: ModelReplica, name: str, state: Any, data: Any) -> Any:
+    """Take a step, by a method's name, on this replica's rows of a batch; return logs or predictions, and state.
 
-
-def make_predict_function(model: Any, replica: ModelReplica, force: bool = False) -> None:
-    """Make what `predict` calls for each batch.  Local."""
-    if model.predict_function is None or force:
-        replica.predict_step = _Forward(model, replica, "predict_step")
-        _without_jit(model, stock(model).make_predict_function, force)
-
-
-def _without_jit(model: Any, make: Callable[[bool], Any], force: bool) -> None:
-    """Make a function that calls the step with arrays that have values: its parts are compiled here."""
-    is_compiled, model.jit_compile = model.jit_compile, False
-    try:
-        make(force)
-    finally:
-        model.jit_compile = is_compiled
-
-
-def train_step(model: Any, replica: ModelReplica, state: Any, data: Any) -> Any:
-    """Train with this replica's rows of a batch; return logs and state.  Collective."""
+    Collective; a prediction is where layers change.
+    """
+    if name == "predict_step":
+        return replica.steps[name](state, data, replica.next_share(given_rows(data)) if replica.shares else None)
     share = replica.next_share(given_rows(data))
     if not replica.is_synchronized:
         state = _synchronized(replica, model, state)
-    trainable, before, optimizer_variables, metrics_variables = state
-    halves = replica.steps
-    with replica.step(share):
-        logs, gradients, others, new_metrics, changed, odd = halves.first(
-            state, data, share.weight, share.rows / share.given_rows
-        )
-        metrics.require_sums(odd)
-        arrays = [numpy.asarray(each) for each in (*gradients, *changed)]
-        dtype = arrays[0].dtype if arrays else "float32"  # of none, where all weights are frozen
-        votes, places = numpy.array([replica.is_vote], dtype), replica.places(halves.is_present)
-        totals = replica.reduce(ReduceOp.SUM, [*arrays, votes, *places])
-        results, votes = totals[: len(arrays)], totals[len(arrays)]
-        replica.require_same_places(totals[len(arrays) + 1 :], replica.count)
-        replica.is_stopped = replica.is_stopped or bool(votes[0])
-        trainable, optimizer_variables = halves.second(trainable, optimizer_variables, results[: len(gradients)])
-    others = halves.changed.settle(before, others, results[len(gradients) :])
-    kept = new_metrics if share.own_rows else metrics_variables
+    logs, (*after, metrics_variables) = replica.steps[name](state, data, share)
+    kept = metrics_variables if share.own_rows else state[-1]
     logs = _logs_of_batch(model, replica, logs, kept, share.own_rows) if replica.is_for_one_batch else logs
-    return logs, (trainable, others, optimizer_variables, kept)
-
-
-def test_step(model: Any, replica: ModelReplica, state: Any, data: Any) -> Any:
-    """Evaluate this replica's rows of a batch; return logs and state.  Collective."""
-    share = replica.next_share(given_rows(data))
-    if not replica.is_synchronized:
-        state = _synchronized(replica, model, state)
-    logs, after = replica.test_step(state, data, share)
-    kept = after[2] if share.own_rows else state[2]
-    logs = _logs_of_batch(model, replica, logs, kept, share.own_rows) if replica.is_for_one_batch else logs
-    return logs, (after[0], after[1], kept)
-
-
-def predict_step(model: Any, replica: ModelReplica, state: Any, data: Any) -> Any:
-    """Return predictions for this replica's rows of a batch, and state.  Collective where layers change."""
-    return replica.predict_step(state, data, replica.next_share(given_rows(data)) if replica.shares else None)
+    return logs, (*after, kept)
 
 
 def _logs_of_batch(model: Any, replica: ModelReplica, logs: Any, values: Any, rows: int) -> Any:
@@ -384,6 +360,15 @@ def _synchronized(replica: ModelReplica, model: Any, state: Any) -> Any:
             state[1][at] = jnp.asarray(own_seed(numpy.asarray(state[1][at]), replica.number))
     replica.is_synchronized = True
     return state
+
+
+def value_and_grad(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that returns loss and gradients by the first argument, a list of arrays.  Local."""
+    return jax.jit(jax.value_and_grad(fn))
+
+
+#: Returns a function, which makes no gradients, compiled.  Local.
+without_gradients = jax.jit
 
 
 def is_concrete(value: Any) -> bool:

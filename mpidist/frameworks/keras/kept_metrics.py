@@ -9,6 +9,7 @@ import keras
 import numpy
 
 from mpidist.frameworks.keras import metrics
+from mpidist.frameworks.keras.classes import is_of_keras
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.training.metrics import Metric
 from mpidist.training.metrics.base import Sums
@@ -36,7 +37,7 @@ class KeptMetric(Metric):
     def update_state(self, y_true: Any, y_pred: Any) -> None:
         """Take rows into account.  Local."""
         sums, args = self._tensors(self._zeros), (y_true, y_pred[self._output])
-        if not metrics.is_of_keras(type(self._metric).update_state):
+        if not is_of_keras(type(self._metric).update_state):
             odd = metrics.no_sums(self._metric, sums, args, {})
             metrics.require_sums({metrics.says_more(path): is_odd for path, is_odd in odd.items()})
         with put_over(metrics.functions_of_rows([self._metric])):

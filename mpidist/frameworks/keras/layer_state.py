@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import keras
 
-from mpidist.frameworks.keras.metrics import is_of_keras
+from mpidist.frameworks.keras.classes import is_of_keras
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.random_numbers import is_seed
 
@@ -50,7 +50,14 @@ class LayerVariable(NamedTuple):
         several replicas.
         """
         if self.rule == _UNKNOWN:
-            self._refuse()
+            has = f"aggregation={self.variable.aggregation!r} and dtype {self.variable.dtype}"
+            raise NotImplementedError(
+                f"a step of a distributed Keras model changes the variable {self.variable.path!r}, which has {has}: "
+                "what its value over all replicas is, is not known. Say it to add_weight, or to keras.Variable: "
+                'aggregation="mean" for an average over rows, in floating point; "sum" for what assign_add adds up, '
+                'such as a number of rows; "only_first_replica" for what is the same on all replicas, such as a number '
+                "of steps"
+            )
         old, new = _wide(old), _wide(new)
         if self.rule == _FIRST:
             return new if number == 0 else xp.zeros_like(new)
@@ -60,15 +67,6 @@ class LayerVariable(NamedTuple):
     def result(self, old: Any, total: Any) -> Any:
         """Return the value after the step, of the sum over the replicas.  Local."""
         return _wide(old) + total if self.rule == _SUM else total
-
-    def _refuse(self) -> NoReturn:
-        given = f"aggregation={self.variable.aggregation!r} and dtype {self.variable.dtype}"
-        raise NotImplementedError(
-            f"a step of a distributed Keras model changes the variable {self.variable.path!r}, which has {given}: what "
-            "its value over all replicas is, is not known. Say it to add_weight, or to keras.Variable: "
-            'aggregation="mean" for an average over rows, in floating point; "sum" for what assign_add adds up, such '
-            'as a number of rows; "only_first_replica" for what is the same on all replicas, such as a number of steps'
-        )
 
 
 def _wide(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy
 
+from mpidist.frameworks.keras.classes import is_of_keras
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.row_sums import RowSum, Trials, added, trials_of
@@ -88,7 +89,7 @@ def agreed(replica: ModelReplica, logs: dict[str, Any], rows: int) -> dict[str, 
     """
     logs = flat(logs)
     names = sorted(name for name, value in logs.items() if numpy.ndim(value) == 0)
-    replica.compare("logs of Keras", [(name, numpy.dtype("float64"), ()) for name in names])
+    replica.replicas.check("logs of Keras", [(name, numpy.dtype("float64"), ()) for name in names])
     of_all, own_results = replica.last_results
     own = numpy.array([float(logs[name]) for name in names])
     is_without_rows = replica.last_share is not None and not replica.last_share.own_rows
@@ -146,11 +147,6 @@ def _every(model: Any) -> list[Any]:
     for each in model.metrics:
         found += each.metrics if is_of_keras(type(each)) and hasattr(each, "metrics") else [each]
     return found
-
-
-def is_of_keras(thing: Any) -> bool:
-    """Return whether a class or a function is one of Keras.  Local."""
-    return str(thing.__module__).partition(".")[0] == "keras"
 
 
 def _weighing(metric: Any, replica: ModelReplica) -> Callable[..., None]:

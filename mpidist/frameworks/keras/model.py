@@ -20,8 +20,8 @@ from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.keras import backends, checks, facts, metrics
 from mpidist.frameworks.keras.callbacks import with_agreement
 from mpidist.frameworks.keras.classes import distribute, replica_of, stock, stock_class, stock_classes
-from mpidist.frameworks.keras.current_step import stepping
-from mpidist.frameworks.keras.given import adapter_of, on_host, split
+from mpidist.frameworks.keras.current_step import current_step
+from mpidist.frameworks.keras.given import adapter_of, on_host, split, three
 from mpidist.frameworks.keras.inputs import cut, rows_of
 from mpidist.frameworks.keras.optimizer import distribute_optimizer
 from mpidist.frameworks.keras.random_numbers import own_random_numbers
@@ -85,7 +85,7 @@ def _fit_arguments(model: Any, replica: ModelReplica, options: dict[str, Any]) -
     """Return the arguments of the stock `fit` for this replica.  Collective."""
     checks.require_trainable(model)
     settings = ("epochs", "initial_epoch", "steps_per_epoch", "validation_steps", "validation_freq", "validation_split")
-    replica.compare("fit of a Keras model", [fact(name, options.get(name)) for name in settings])
+    replica.replicas.check("fit of a Keras model", [fact(name, options.get(name)) for name in settings])
     arrays = options.pop("x"), options.pop("y"), options.pop("sample_weight")
     other, fraction = options["validation_data"], options.pop("validation_split")
     size, validation_size = options.pop("batch_size"), options.pop("validation_batch_size")
@@ -95,7 +95,7 @@ def _fit_arguments(model: Any, replica: ModelReplica, options: dict[str, Any]) -
     data = adapter_of(replica, "fit", arrays, size, steps, shuffle, class_weight)
     if other is not None:
         steps = options["validation_steps"]
-        other = adapter_of(replica, "validation_data", _three(other), validation_size or size, steps)
+        other = adapter_of(replica, "validation_data", three(other), validation_size or size, steps)
     return {
         **options,
         "x": data,
@@ -104,16 +104,6 @@ def _fit_arguments(model: Any, replica: ModelReplica, options: dict[str, Any]) -
         "callbacks": with_agreement(replica, options["callbacks"]),
         "verbose": options["verbose"] if replica.is_chief else 0,
     }
-
-
-def _three(data: Any) -> tuple[Any, Any, Any]:
-    """Return inputs, labels and weights of what is given as validation data."""
-    if not isinstance(data, (tuple, list)):
-        return data, None, None
-    if len(data) > 3:
-        raise ValueError(f"validation_data must be (inputs, labels, weights) or a part of it, got {len(data)} things")
-    x, y, sample_weight = (*data, None, None)[:3]
-    return x, y, sample_weight
 
 
 def _evaluate(
@@ -244,7 +234,7 @@ def begin(models: Sequence[Any]) -> None:
         replica = replica_of(model)
         if not replica.has_chiefs_weights and getattr(model, "built", False):
             facts.compare_models(replica, model, "a Keras model that is made in a scope, or given to distribute")
-            share_weights(replica, model)
+            share_weights(replica, model, model.variables)
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -254,14 +244,14 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.built:
             compute_output_spec(stock(self).__call__, *args, **kwargs)
         facts.compare_models(replica, self, "the first call of a Keras model, which takes the weights of rank 0")
-        share_weights(replica, self)
+        share_weights(replica, self, self.variables)
     with own_random_numbers(replica.number) if is_by_itself and replica.is_in_force else nullcontext():
         return stock(self).__call__(*args, **kwargs)
 
 
 def _is_by_itself(replica: ModelReplica, given: Any) -> bool:
     """Return whether a model is called with values, and neither trained, nor traced, nor put into another one."""
-    if replica.is_running or stepping() is not None or in_stateless_scope():
+    if replica.is_running or current_step.replica is not None or in_stateless_scope():
         return False
     is_concrete = backends.seam().is_concrete
     leaves = keras.tree.flatten(given)
@@ -283,12 +273,14 @@ def _predict_on_batch(self: Any, x: Any) -> Any:
 def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the loss of this replica's rows, of which the mean over replicas is that of the batch.  Local."""
     replica = replica_of(self)
+    below = stock(self).compute_loss
     if replica is None or replica.share is None:
-        return stock(self).compute_loss(*args, **kwargs)
-    given = checks.bound_loss(stock(self).compute_loss, args, kwargs)
-    given = checks.loss_arguments(self, replica, given)
-    with checks.losses_of_rows(checks.compiled_losses(self), given.get("sample_weight"), replica.name):
-        return stock(self).compute_loss(**given)
+        return below(*args, **kwargs)
+    arguments = checks.loss_arguments(self, replica, below, args, kwargs)
+    # Private: what compile was given, and the losses of all outputs, once the model is built
+    losses = [each.loss for each in getattr(self._compile_loss, "_flat_losses", None) or ()]
+    with checks.losses_of_rows(losses, arguments.get("sample_weight"), replica.name):
+        return below(**arguments)
 
 
 def _get_metrics_result(self: Any) -> Any:
@@ -325,19 +317,15 @@ def _vote(self: Any, value: bool) -> None:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def _load_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
-    _forget_synchronization(self)
-    return stock(self).load_weights(*args, **kwargs)
+def _changing(name: str) -> Callable[..., Any]:
+    """Return a method of a name that changes weights, so that they are the chief's no more."""
 
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if replica_of(self) is not None:
+            replica_of(self).is_synchronized = False
+        return getattr(stock(self), name)(*args, **kwargs)
 
-def _set_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
-    _forget_synchronization(self)
-    return stock(self).set_weights(*args, **kwargs)
-
-
-def _forget_synchronization(model: Any) -> None:
-    if replica_of(model) is not None:
-        replica_of(model).is_synchronized = False
+    return method
 
 
 def _reduce(self: Any) -> Any:
@@ -345,22 +333,21 @@ def _reduce(self: Any) -> Any:
         return self.__reduce__()
 
 
-def _save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    return _saved(stock(self).save, filepath, args, kwargs)
+def _saving(name: str) -> Callable[..., Any]:
+    """Return a method of a name that saves as the classes of the user's.
 
+    A file is complete at once, since several ranks may write the same one.
+    """
 
-def _save_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    return _saved(stock(self).save_weights, filepath, args, kwargs)
+    def method(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        save, path = getattr(stock(self), name), Path(filepath)
+        if not isinstance(filepath, (str, os.PathLike)) or not path.parent.is_dir():
+            with stock_classes():
+                return save(filepath, *args, **kwargs)
+        with stock_classes(), _replaced(path, kwargs.get("overwrite", args[0] if args else True)) as temporary:
+            return save(temporary, *args, **kwargs)
 
-
-def _saved(save: Callable[..., Any], filepath: Any, args: Any, kwargs: Any) -> Any:
-    """Save as the classes of the user's; a file is complete at once, since several ranks may write the same one."""
-    path = Path(filepath)
-    if not isinstance(filepath, (str, os.PathLike)) or not path.parent.is_dir():
-        with stock_classes():
-            return save(filepath, *args, **kwargs)
-    with stock_classes(), _replaced(path, kwargs.get("overwrite", args[0] if args else True)) as temporary:
-        return save(temporary, *args, **kwargs)
+    return method
 
 
 @contextmanager
@@ -379,14 +366,14 @@ def _replaced(path: Path, overwrite: bool) -> Iterator[Path]:
                 os.replace(entry, place)
 
 
-def _of_backend(name: str) -> Callable[..., Any]:
-    """Return a method that calls what the seam of the backend has under its name."""
+def _of_backend(name: str, function: str) -> Callable[..., Any]:
+    """Return a method of a name that calls a function of the seam of the backend."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         replica = replica_of(self)
         if replica is None:
             return getattr(stock(self), name)(*args, **kwargs)
-        return getattr(backends.seam(), name)(self, replica, *args, **kwargs)
+        return getattr(backends.seam(), function)(self, replica, name, *args, **kwargs)
 
     return method
 
@@ -397,13 +384,15 @@ SAVING: dict[str, Any] = {
     "compile_from_config": _compile_from_config,
     "get_compile_config": _get_compile_config,
     "__reduce__": _reduce,
-    "save": _save,
-    "save_weights": _save_weights,
+    **{name: _saving(name) for name in ("save", "save_weights")},
 }
+
+_MAKERS = ("make_train_function", "make_test_function", "make_predict_function")
 
 _METHODS: dict[str, Any] = {
     **SAVING,
-    **{name: _of_backend(name) for name in backends.METHODS},
+    **{name: _of_backend(name, "make_function") for name in _MAKERS},
+    **{name: _of_backend(name, "step") for name in ("train_step", "test_step", "predict_step")},
     "fit": _fit,
     "evaluate": _evaluate,
     "predict": _predict,
@@ -415,6 +404,5 @@ _METHODS: dict[str, Any] = {
     "get_metrics_result": _get_metrics_result,
     "reset_metrics": _reset_metrics,
     "stop_training": property(_is_stopped, _vote),
-    "load_weights": _load_weights,
-    "set_weights": _set_weights,
+    **{name: _changing(name) for name in ("load_weights", "set_weights")},
 }

@@ -45,6 +45,6 @@ class ModelFiles:
 
     def evaluate(self, data: Any, **options: Any) -> Mapping[str, Any]:
         """Return loss and metrics of ``data``: inputs, labels and weights, or what gives batches of these."""
-        x, y, sample_weight = (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         found: Mapping[str, Any] = self._model.evaluate(x, y, sample_weight=sample_weight, **options)
         return found

@@ -6,7 +6,7 @@ settings.  The model itself is only called, statelessly, and keeps the weights t
 
 from __future__ import annotations
 
-import importlib
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,15 +14,22 @@ import keras
 import numpy
 
 from mpidist.errors import quoted
-from mpidist.frameworks.keras import checks
+from mpidist.frameworks.keras import backends, checks, metrics
 from mpidist.frameworks.keras.classes import is_distributed
 from mpidist.frameworks.keras.kept_metrics import kept_metrics
 from mpidist.frameworks.keras.own_optimizer import own_optimizer
+from mpidist.frameworks.keras.variables import free_name
+from mpidist.training.estimator.estimator import Estimator
+from mpidist.training.estimator.run_config import RunConfig
 from mpidist.training.estimator.spec import EstimatorSpec, ModeKeys, TrainOp
 from mpidist.variables import Variable
 
-#: Backend -> the module with its gradients.
-_GRADIENTS = {"jax": "mpidist.frameworks.keras.jax_gradient", "torch": "mpidist.frameworks.keras.torch_gradient"}
+
+def to_estimator(
+    keras_model: Any, model_dir: str | os.PathLike[str] | None = None, config: RunConfig | None = None
+) -> Estimator:
+    """Return an Estimator of a compiled Keras model; see `mpidist.estimator.model_to_estimator`."""
+    return Estimator(KerasModelFunction(keras_model), model_dir, config)
 
 
 class KerasModelFunction:
@@ -36,7 +43,8 @@ class KerasModelFunction:
     def __init__(self, model: keras.Model) -> None:
         _require_trainable(model)
         self._model = model
-        self._names = _unique([each.path for each in model.variables])
+        names: set[str] = set()
+        self._names = [free_name(each.path, names) for each in model.variables]
         place_of = {id(each): place for place, each in enumerate(model.variables)}
         self._trained = [place_of[id(each)] for each in model.trainable_variables]
         self._others = [place_of[id(each)] for each in model.non_trainable_variables]
@@ -44,10 +52,10 @@ class KerasModelFunction:
         self._loss = _mean_loss(model.loss)
         self._metrics = kept_metrics(model, self._output)
         self._optimizer = own_optimizer(model.optimizer)
-        gradients = importlib.import_module(_GRADIENTS[keras.backend.backend()])
-        self._value_and_grad = gradients.value_and_grad(self._training_loss)
-        self._evaluated = gradients.compiled(self._evaluation)
-        self._predicted = gradients.compiled(self._prediction)
+        seam = backends.seam()
+        self._value_and_grad = seam.value_and_grad(self._training_loss)
+        self._evaluated = seam.without_gradients(self._evaluation)
+        self._predicted = seam.without_gradients(self._prediction)
 
     def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
         """Return the model of a mode.  Collective where the strategy has several replicas."""
@@ -72,11 +80,11 @@ class KerasModelFunction:
         loss, found = self._value_and_grad(*self._weights(parameters), features, labels)
         gradients: dict[str, Any] = dict.fromkeys(self._names, 0.0)
         gradients.update({self._names[place]: each for place, each in zip(self._trained, found, strict=True)})
-        return _number(loss), gradients
+        return metrics.number(loss), gradients
 
     def _evaluate(self, parameters: Mapping[str, Any], features: Any, labels: Any) -> Any:
         loss, predictions = self._evaluated(*self._weights(parameters), features, labels)
-        return _number(loss), {self._output: keras.ops.convert_to_numpy(predictions)}
+        return metrics.number(loss), {self._output: keras.ops.convert_to_numpy(predictions)}
 
     def _predict(self, parameters: Mapping[str, Any], features: Any) -> Any:
         return {self._output: keras.ops.convert_to_numpy(self._predicted(*self._weights(parameters), features))}
@@ -176,23 +184,8 @@ def _require_trainable(model: Any) -> None:
             "the model was made in the scope of a strategy, and trains over all ranks by itself: make it outside, and "
             "give the strategy to RunConfig(train_distribute=...)"
         )
-    if keras.backend.backend() not in _GRADIENTS:
+    if keras.backend.backend() not in backends.SEAMS:
         raise NotImplementedError(
             f"Keras models become Estimators with the backends jax and torch, and Keras has "
             f"{keras.backend.backend()}: set the environment variable KERAS_BACKEND before Keras is imported"
         )
-
-
-def _unique(paths: list[str]) -> list[str]:
-    """Return names, with a number behind those that were there already."""
-    names: list[str] = []
-    for path in paths:
-        name, number = path, 1
-        while name in names:
-            name, number = f"{path}_{number}", number + 1
-        names.append(name)
-    return names
-
-
-def _number(loss: Any) -> float:
-    return float(keras.ops.convert_to_numpy(loss))

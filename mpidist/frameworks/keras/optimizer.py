@@ -7,7 +7,7 @@ model whose step is under way, whichever of them was distributed, and where.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import keras
 import numpy
@@ -15,7 +15,7 @@ import numpy
 from mpidist.errors import CollectiveMismatchError
 from mpidist.frameworks.keras import backends, facts
 from mpidist.frameworks.keras.classes import distribute, replica_of, stock
-from mpidist.frameworks.keras.current_step import in_optimizer, is_in_optimizer, stepping
+from mpidist.frameworks.keras.current_step import current_step, in_optimizer
 from mpidist.frameworks.keras.float_range import overflown
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import learning_rates
@@ -28,8 +28,8 @@ def distribute_optimizer(optimizer: keras.optimizers.Optimizer, replica: ModelRe
 
 def _outermost(optimizer: Any) -> ModelReplica | None:
     """Return the replica for which an optimizer reduces; None where nothing is left to be done."""
-    own, model = replica_of(optimizer), stepping()
-    if own is None or is_in_optimizer():
+    own, model = replica_of(optimizer), current_step.replica
+    if own is None or current_step.is_in_optimizer:
         return None
     return model if model is not None and model.strategy is own.strategy else own
 
@@ -84,7 +84,11 @@ def _reduced_alone(self: Any, replica: ModelReplica, grads: Sequence[Any], value
     all ranks: learning rates differ.
     """
     if not replica.is_in_force:
-        _refuse(replica)
+        raise RuntimeError(
+            f"{replica.name}: gradients are applied by an optimizer of {replica.strategy!r}, which sums them over all "
+            "replicas, and that is done in a replica: call the training step by strategy.run(step, args=...). A model "
+            "is trained by its fit, if it is made in the scope too, or given to strategy.distribute"
+        )
     is_own = numpy.arange(replica.count) == replica.number
     rates = [keras.ops.convert_to_tensor(each) for each in learning_rates(self, values)]
     rates = [keras.ops.where(is_own, each, 0.0) for each in rates]
@@ -122,14 +126,6 @@ def _scale_loss(self: Any, loss: Any) -> Any:
         return loss
     replica.weighted.add(id(self))
     return scaled * replica.weight
-
-
-def _refuse(replica: ModelReplica) -> NoReturn:
-    raise RuntimeError(
-        f"{replica.name}: gradients are applied by an optimizer of {replica.strategy!r}, which sums them over all "
-        "replicas, and that is done in a replica: call the training step by strategy.run(step, args=...). A model is "
-        "trained by its fit, if it is made in the scope too, or given to strategy.distribute"
-    )
 
 
 _METHODS = {"apply": _apply, "stateless_apply": _stateless_apply, "scale_loss": _scale_loss}

@@ -1,10 +1,13 @@
-"""Methods that single objects have for a time, in the place of those of their classes."""
+"""What single objects have for a time in the place of their classes, and what is kept of them as long as they live."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 
 @contextmanager
@@ -25,3 +28,11 @@ def put_over(methods: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
                 attributes[name] = value
             else:
                 attributes.pop(name, None)
+
+
+def kept(table: dict[int, _T], owner: Any, make: Callable[[], _T]) -> _T:
+    """Return what a table has of an object as long as it lives, made at first; by ids, as some have no hash.  Local."""
+    if id(owner) not in table:
+        table[id(owner)] = make()
+        weakref.finalize(owner, table.pop, id(owner))
+    return table[id(owner)]

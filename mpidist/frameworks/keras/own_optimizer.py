@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from mpidist.frameworks.keras.classes import is_of_keras
 from mpidist.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Optimizer, RMSprop
 
 _KINDS: dict[type, type[Optimizer]] = {
@@ -86,9 +87,6 @@ class _Schedule:
 
 def _kind_of(given: keras.optimizers.Optimizer) -> type[Optimizer] | None:
     """Return the class of mpidist; None for a class of the user's own.  On PyTorch, Keras makes subclasses."""
-    of_keras = type(given).__module__.partition(".")[0] == "keras"
-    return next((ours for theirs, ours in _KINDS.items() if of_keras and _is(given, theirs)), None)
-
-
-def _is(given: object, kind: type) -> bool:
-    return isinstance(given, kind) and type(given).__name__ == kind.__name__
+    kind = type(given)
+    names = [theirs for theirs in _KINDS if issubclass(kind, theirs) and kind.__name__ == theirs.__name__]
+    return _KINDS[names[0]] if names and is_of_keras(kind) else None

@@ -13,7 +13,7 @@ import numpy
 from mpidist import context
 from mpidist.arrays import byte_view
 from mpidist.errors import CollectiveMismatchError
-from mpidist.frameworks.keras.current_step import step_of, stepping
+from mpidist.frameworks.keras.current_step import current_step, step_of
 from mpidist.frameworks.keras.random_numbers import own_random_numbers
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.replicas import Replicas, replicas_of
@@ -58,7 +58,7 @@ class ModelReplica:
         Whether all replicas have the chief's weights, and the state of its optimizer.
     compilations : int
         How often the model was compiled.
-    steps, test_step, predict_step : object
+    steps : object
         What the seam of the backend keeps for the model's steps.
     last_share : BatchShare or None
         Of the last step.
@@ -80,8 +80,6 @@ class ModelReplica:
         self.halves: set[int] = set()
         self.compilations = 0
         self.steps: Any = None
-        self.test_step: Any = None
-        self.predict_step: Any = None
         self.last_share: BatchShare | None = None
         self._depth = 0
         self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -134,7 +132,7 @@ class ModelReplica:
 
         RuntimeError, in a step: the function would take this replica's rows for those of all replicas.
         """
-        if stepping() is not None:
+        if current_step.replica is not None:
             raise RuntimeError(
                 f"{self.name}: fit, evaluate, predict, train_on_batch and test_on_batch of a distributed Keras model "
                 "take the rows of all replicas, and a step has those of one: inside of train_step, test_step or a "
@@ -231,7 +229,3 @@ class ModelReplica:
         before = self._calls.get(owner, 0)
         self._calls[owner] = before + 1
         return before % _CALLS_PER_COMPARISON == 0
-
-    def compare(self, what: str, facts: list[tuple[str, Any, tuple[int, ...]]]) -> None:
-        """Raise CollectiveMismatchError on all ranks unless they have the same facts.  Collective."""
-        self.replicas.check(what, facts)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -11,6 +10,7 @@ import numpy
 
 from mpidist.errors import quoted
 from mpidist.frameworks.keras import backends
+from mpidist.frameworks.keras.own_methods import kept
 
 #: So many rows are looked at one by one.
 _FEW = 3
@@ -73,8 +73,8 @@ class Trials:
         return bool((was_known & is_known & (was_mean != is_mean)).any())
 
 
-#: By the ids of metrics that live, and the kinds of arguments.  Some metrics cannot be hashed.
-_TRIALS: dict[int, dict[Hashable, Trials]] = {}
+#: By metrics, and by the kinds of arguments.
+_trials: dict[int, dict[Hashable, Trials]] = {}
 
 
 def trials_of(metric: Any, args: Sequence[Any], kwargs: dict[str, Any], rows: int | None) -> Trials | None:
@@ -83,10 +83,8 @@ def trials_of(metric: Any, args: Sequence[Any], kwargs: dict[str, Any], rows: in
     leaves = keras.tree.flatten((args, kwargs))
     if not all(map(backends.seam().is_concrete, [*values, *(each for each in leaves if keras.ops.is_tensor(each))])):
         return None
-    if id(metric) not in _TRIALS:
-        weakref.finalize(metric, _TRIALS.pop, id(metric))
     kind = rows, len(args), *kwargs, *map(_kind, leaves)
-    return _TRIALS.setdefault(id(metric), {}).setdefault(kind, Trials())
+    return kept(_trials, metric, dict).setdefault(kind, Trials())
 
 
 def _kind(leaf: Any) -> Hashable:
@@ -106,8 +104,11 @@ def added(
     zeros = [keras.ops.zeros_like(each.value) for each in metric.variables]
 
     def of(places: list[int]) -> Any:
-        taken = keras.tree.map_structure(_taking(places, rows), (tuple(args), kwargs))
-        by_update = metric.stateless_update_state(zeros, *taken[0], **taken[1])
+        def taken(leaf: Any) -> Any:
+            return keras.ops.take(leaf, places, axis=0) if tuple(getattr(leaf, "shape", ()))[:1] == (rows,) else leaf
+
+        some_args, some_kwargs = keras.tree.map_structure(taken, (tuple(args), kwargs))
+        by_update = metric.stateless_update_state(zeros, *some_args, **some_kwargs)
         return [keras.ops.cast(each, "float32") for each in by_update]
 
     every = list(range(rows))
@@ -122,13 +123,6 @@ def added(
     near = _NEAR_16 if any(keras.backend.standardize_dtype(leaf.dtype) in _SHORT for leaf in leaves) else _NEAR
     by_path = zip([each.path for each in metric.variables], *by_update, strict=True)
     return {path: _added(near, changes[path], *each) for path, *each in by_path if path in changes}
-
-
-def _taking(places: list[int], rows: int) -> Callable[[Any], Any]:
-    def taken(leaf: Any) -> Any:
-        return keras.ops.take(leaf, places, axis=0) if tuple(getattr(leaf, "shape", ()))[:1] == (rows,) else leaf
-
-    return taken
 
 
 def _added(near: float, number: Any, twice: Any, of_few: Any, *singles: Any) -> RowSum:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import weakref
 from collections.abc import Callable, Hashable
 from fractions import Fraction
 from typing import Any
@@ -15,12 +14,13 @@ import keras
 from keras.src.backend import compute_output_spec
 
 from mpidist.errors import quoted
+from mpidist.frameworks.keras.own_methods import kept
 
 #: The other numbers of rows are multiples of this one: a loss may take rows by twos, threes or fours.
 _MULTIPLE = 12
 
-#: By the ids of losses and metrics that live: the shapes that were found right.  Some cannot be hashed.
-_FOUND: dict[int, set[Hashable]] = {}
+#: The shapes that were found right, by losses and metrics.
+_right_shapes: dict[int, set[Hashable]] = {}
 
 _ADVICE = (
     "return a value for each row, as keras.ops.mean(keras.ops.abs(labels - outputs), axis=-1) is of outputs of two axes"
@@ -58,7 +58,8 @@ def require_row_values(
     leaves = [leaf for leaf in keras.tree.flatten(given) if getattr(leaf, "shape", ())]
     shapes = tuple(tuple(leaf.shape) for leaf in leaves)
     shape, rows = tuple(keras.ops.shape(values)), shapes[0][0]
-    if (shape, shapes) in _FOUND.get(id(owner), ()):
+    right = kept(_right_shapes, owner, set)
+    if (shape, shapes) in right:
         return
     says = f"{who} returned values of shape {shape} for {rows} rows"
     if not shape:
@@ -89,9 +90,7 @@ def require_row_values(
             f"{' and '.join(map(str, shapes))}, and rows of the one meet the last axis of the other. Expand labels of "
             "shape (rows,) to (rows, 1), as labels[:, None], or let the function do so"
         )
-    if id(owner) not in _FOUND:
-        weakref.finalize(owner, _FOUND.pop, id(owner))
-    _FOUND.setdefault(id(owner), set()).add((shape, shapes))
+    right.add((shape, shapes))
 
 
 def require_row_weights(who: str, values: Any, weights: Any) -> None:

@@ -16,8 +16,8 @@ import numpy
 from mpidist.errors import OutOfRangeError
 from mpidist.frameworks.keras import backends, checks, metrics, step_parts
 from mpidist.frameworks.keras.callbacks import flat_callbacks
-from mpidist.frameworks.keras.classes import distribute, of_keras, replica_of
-from mpidist.frameworks.keras.given import adapter_of, split
+from mpidist.frameworks.keras.classes import distribute, is_of_keras, of_keras, replica_of
+from mpidist.frameworks.keras.given import adapter_of, split, three
 from mpidist.frameworks.keras.inputs import PartAdapter
 from mpidist.frameworks.keras.model import SAVING, compute_loss, link_optimizers
 from mpidist.frameworks.keras.served_replica import ServedReplica, models_of
@@ -119,7 +119,7 @@ def _validation(
     model: Any, data: Any, often: Any, sizes: dict[str, Any], callbacks: keras.callbacks.CallbackList
 ) -> Callable[[int], dict[str, Any]]:
     """Return what says, at the end of an epoch, the results of an evaluation, if one is due then."""
-    x, y, sample_weight = (*data, None, None)[:3] if isinstance(data, (tuple, list)) else (data, None, None)
+    x, y, sample_weight = three(data)
     # Private: `evaluate` goes through the same data again and again by it
     model._eval_epoch_iterator = None
 
@@ -183,7 +183,8 @@ def _begun(
         )
     if not model.compiled:
         raise ValueError(f"{type(model).__name__} is not compiled: call compile(optimizer, loss) before it is trained")
-    dataset_fn = arrays[0] if _makes_data(arrays[0]) else None
+    x = arrays[0]
+    dataset_fn = x if callable(x) and not (hasattr(x, "shape") or isinstance(x, keras.utils.PyDataset)) else None
     if dataset_fn is None:
         adapter = adapter_of(replica, "fit", arrays, batch_size, steps, shuffle, class_weight)
         batches = _Batches(adapter, steps)
@@ -206,11 +207,6 @@ def _begun(
         step_parts.require_parts(model, dataset_fn is not None)
     replica.adopt(model)
     return _Training(model, source, dataset_fn, steps)
-
-
-def _makes_data(x: Any) -> bool:
-    """Return whether this is a function that makes a data set."""
-    return callable(x) and not hasattr(x, "shape") and not isinstance(x, keras.utils.PyDataset)
 
 
 # -- a training -------------------------------------------------------------------------------------------------------
@@ -342,7 +338,9 @@ class _Training:
 
     def _go_through(self, callbacks: keras.callbacks.CallbackList | None, totals: _Totals) -> int:
         """Have the batches of an epoch computed, and return of how many workers have said something."""
-        done, is_watched = 0, callbacks is not None and any(_is_watching(each) for each in callbacks.callbacks)
+        several = [] if callbacks is None else callbacks.callbacks
+        done, is_watched = 0, any(map(_is_watching, several))
+        are_logs_read = any(_has(each, hook) for each in several for hook in _ENDS)
         is_in_turn = self._replica.workers == 1 or self._replica.batches_per_step
         try:
             for done, result in enumerate(self._results(callbacks, is_watched), 1):
@@ -351,7 +349,7 @@ class _Training:
                 if callbacks is not None:
                     if is_watched:
                         self._read()
-                    callbacks.on_train_batch_end(done - 1, totals.logs() if _reads_batches(callbacks) else {})
+                    callbacks.on_train_batch_end(done - 1, totals.logs() if are_logs_read else {})
                     if is_watched:
                         self.write()
                 if self._model.stop_training:
@@ -470,17 +468,11 @@ def _together(rule: str, values: Sequence[numpy.ndarray]) -> numpy.ndarray:
     return (total / len(values) if rule == "mean" else total).astype(values[0].dtype)
 
 
-def _reads_batches(callbacks: keras.callbacks.CallbackList) -> bool:
-    """Return whether a callback looks at the logs of batches."""
-    return any(_has(each, hook) for each in callbacks.callbacks for hook in _ENDS)
-
-
 def _is_watching(callback: Any) -> bool:
     """Return whether a callback may read or write the model between two batches: the user's, or one that saves."""
     if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
         return bool(getattr(callback, "save_freq", None) != "epoch")
-    is_stock = type(callback).__module__.partition(".")[0] == "keras"
-    is_own = not is_stock or isinstance(callback, keras.callbacks.LambdaCallback)
+    is_own = not is_of_keras(type(callback)) or isinstance(callback, keras.callbacks.LambdaCallback)
     return is_own and any(_has(callback, hook) for hook in (*_BEGINNINGS, *_ENDS))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from typing import Any, NoReturn
 
@@ -16,6 +15,7 @@ from mpidist.frameworks.keras.compile_config import CompileConfig, compile_confi
 from mpidist.frameworks.keras.own_optimizer import is_scheduled, own_optimizer, settings_of
 from mpidist.frameworks.keras.random_numbers import is_seed
 from mpidist.frameworks.keras.replica import ModelReplica
+from mpidist.frameworks.keras.variables import free_name
 from mpidist.frameworks.replicas import Replicas
 from mpidist.optimizers import Optimizer
 from mpidist.options import ReduceOp
@@ -100,7 +100,7 @@ class ServedReplica(ModelReplica):
         with self.strategy.scope():
             for variable in self.shared(model):
                 if id(variable) not in self.served:
-                    name = _free_name(variable.path, names)
+                    name = free_name(variable.path, names)
                     self.served[id(variable)] = Variable(_array(variable), name=name)
 
     def read(self, model: keras.Model) -> None:
@@ -229,15 +229,6 @@ def _array(variable: Any) -> numpy.ndarray:
 
 def _differ(value: numpy.ndarray, other: numpy.ndarray | None) -> bool:
     return other is None or not numpy.array_equal(value, other, equal_nan=value.dtype.kind in "fc")
-
-
-def _free_name(path: str, names: set[str]) -> str:
-    """Return a name for a variable that no other one has, and take note of it."""
-    name = next(
-        each for each in itertools.chain([path], (f"{path}_{n}" for n in itertools.count(1))) if each not in names
-    )
-    names.add(name)
-    return name
 
 
 def _slots_of(own: Optimizer, given: Any) -> dict[tuple[int, str], Any]:

@@ -114,7 +114,7 @@ class _Worker:
         replica.served.update((id(each), served) for each, served in zip(own, told.served, strict=True))
         if trainable_parts(model) != told.trainable:
             replica.steps = None
-            for parts, flags in zip((_layers(model), model.variables), told.trainable, strict=True):
+            for parts, flags in zip((list(model._flatten_layers()), model.variables), told.trainable, strict=True):
                 for part, is_trainable in zip(parts, flags, strict=True):
                     part.trainable = is_trainable
         for variable in model.variables:
@@ -197,12 +197,9 @@ def on_host(batch: Any) -> Any:
 
 def trainable_parts(model: keras.Model) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     """Return which layers of a model, itself first, and which of its variables are trained.  Local."""
-    return tuple([bool(each.trainable) for each in _layers(model)]), tuple([each.trainable for each in model.variables])
-
-
-def _layers(model: keras.Model) -> list[Any]:
     # Private: layers in layers, too, those that contain others first
-    return list(model._flatten_layers())
+    layers = tuple([bool(each.trainable) for each in model._flatten_layers()])
+    return layers, tuple([each.trainable for each in model.variables])
 
 
 def _on_host(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -131,27 +132,14 @@ class _WatchedState:
 # -- put over the methods of a model ----------------------------------------------------------------------------------
 
 
-def make_train_function(model: Any, replica: ModelReplica, force: bool = False) -> Any:
-    """Make what `fit` calls for each batch, and return it.  Local.  NotImplementedError: it would be compiled."""
-    _prepare(model, replica)
-    return stock(model).make_train_function(force)
+def make_function(model: Any, replica: ModelReplica, name: str, force: bool = False) -> Any:
+    """Make what `fit`, `evaluate` or `predict` calls for each batch, by a method's name, and return it.  Local.
 
-
-def make_test_function(model: Any, replica: ModelReplica, force: bool = False) -> Any:
-    """Make what `evaluate` calls for each batch, and return it.  Local.  Errors as for `make_train_function`."""
-    _prepare(model, replica)
-    return stock(model).make_test_function(force)
-
-
-def make_predict_function(model: Any, replica: ModelReplica, force: bool = False) -> Any:
-    """Make what `predict` calls for each batch, and return it.  Local.  Errors as for `make_train_function`."""
-    _prepare(model, replica)
-    return stock(model).make_predict_function(force)
-
-
-def _prepare(model: Any, replica: ModelReplica) -> None:
+    NotImplementedError: it would be compiled.
+    """
     _refuse_compiled(model)
     replica.steps, replica.halves = _WatchedState(model), half_variables(model)
+    return getattr(stock(model), name)(force)
 
 
 def _refuse_compiled(model: Any) -> None:
@@ -162,22 +150,30 @@ def _refuse_compiled(model: Any) -> None:
         )
 
 
-def train_step(model: Any, replica: ModelReplica, data: Any) -> Any:
-    """Train with this replica's rows of a batch; return logs.  Collective."""
-    return _step(model, replica, data, stock(model).train_step)
+def step(model: Any, replica: ModelReplica, name: str, data: Any) -> Any:
+    """Take a step, by a method's name, on this replica's rows of a batch; return logs or predictions.
 
-
-def test_step(model: Any, replica: ModelReplica, data: Any) -> Any:
-    """Evaluate this replica's rows of a batch; return logs.  Collective."""
-    return _step(model, replica, data, stock(model).test_step)
-
-
-def predict_step(model: Any, replica: ModelReplica, data: Any) -> Any:
-    """Return predictions for this replica's rows of a batch.  Collective where layers change."""
-    if not replica.shares:  # `predict_on_batch`, where every rank has all rows
-        return stock(model).predict_step(data)
+    Collective; a prediction is where layers change.
+    """
+    stock_step = partial(getattr(stock(model), name), data)
+    if name == "predict_step":
+        if not replica.shares:  # `predict_on_batch`, where every rank has all rows
+            return stock_step()
+        return _settled(replica, replica.next_share(given_rows(data)), stock_step)
     share = replica.next_share(given_rows(data))
-    return _settled(replica, share, lambda: stock(model).predict_step(data))
+    if not replica.is_synchronized:
+        synchronize(replica, model)
+    replica.factor = share.rows / share.given_rows
+    kept = [] if share.own_rows else [(each, each.value.clone()) for each in model.metrics_variables]
+    with metrics.counted(model, replica.count, replica) as odd:
+        logs = _settled(replica, share, stock_step)
+    metrics.require_sums(odd)
+    for variable, value in kept:
+        variable.assign(value)
+    if not replica.is_for_one_batch:
+        return logs
+    found = model.get_metrics_result()
+    return found if found.keys() == logs.keys() else metrics.agreed(replica, logs, share.own_rows)
 
 
 def _settled(replica: ModelReplica, share: BatchShare, step: Callable[[], Any]) -> Any:
@@ -191,23 +187,6 @@ def _settled(replica: ModelReplica, share: BatchShare, step: Callable[[], Any]) 
         if changed:
             watched.settle(changed, _with_vote(replica, ReduceOp.SUM, watched.given(replica, changed)))
     return results
-
-
-def _step(model: Any, replica: ModelReplica, data: Any, stock_step: Any) -> Any:
-    share = replica.next_share(given_rows(data))
-    if not replica.is_synchronized:
-        synchronize(replica, model)
-    replica.factor = share.rows / share.given_rows
-    kept = [] if share.own_rows else [(each, each.value.clone()) for each in model.metrics_variables]
-    with metrics.counted(model, replica.count, replica) as odd:
-        logs = _settled(replica, share, lambda: stock_step(data))
-    metrics.require_sums(odd)
-    for variable, value in kept:
-        variable.assign(value)
-    if not replica.is_for_one_batch:
-        return logs
-    found = model.get_metrics_result()
-    return found if found.keys() == logs.keys() else metrics.agreed(replica, logs, share.own_rows)
 
 
 def gradients_of_step(model: Any, replica: Any, data: Any) -> tuple[dict[str, Any], list[Any]]:
@@ -264,6 +243,25 @@ def _as_tensor(leaf: Any) -> Any:
     return None if leaf is None else keras.ops.convert_to_tensor(leaf)
 
 
+def value_and_grad(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that returns loss and gradients by the first argument, a list of arrays.  Local."""
+
+    def with_gradients(arrays: Sequence[Any], *arguments: Any) -> tuple[Any, list[Any]]:
+        leaves = [torch.tensor(each, requires_grad=True) for each in arrays]
+        loss = fn(leaves, *arguments)
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        pairs = zip(leaves, found, strict=True)
+        gradients = [torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in pairs]
+        return loss.detach(), gradients
+
+    return with_gradients
+
+
+def without_gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which makes no gradients.  Local."""
+    return torch.no_grad()(fn)
+
+
 def is_concrete(value: Any) -> bool:
     """Return whether a tensor has values, and not a shape only.  Local."""
     return value.device.type != "meta"
@@ -277,17 +275,15 @@ def own_dropout(thread: int) -> AbstractContextManager[None]:
     of_keras = torch_random.dropout
 
     def dropout(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
-        is_seeded = not (seed is None or isinstance(seed, keras.random.SeedGenerator) and _is_without_seed(seed))
+        is_seeded = not (
+            seed is None or isinstance(seed, keras.random.SeedGenerator) and seed.get_config()["seed"] is None
+        )
         if is_seeded or noise_shape is not None or not 0 < rate < 1 or get_ident() != thread:
             return of_keras(inputs, rate, noise_shape, seed)
         generator = torch_random.torch_seed_generator(seed)
         return inputs * torch.empty_like(inputs).bernoulli_(1 - rate, generator=generator).div_(1 - rate)
 
     return put_over([(torch_random, "dropout", dropout)])
-
-
-def _is_without_seed(generator: keras.random.SeedGenerator) -> bool:
-    return generator.get_config()["seed"] is None
 
 
 def share_buffers(replica: ModelReplica, model: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, count
 from typing import Any
 
 import keras
@@ -55,16 +56,12 @@ def synchronize(replica: ModelReplica, model: keras.Model) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    _take(replica, model, variables_of(model))
+    share_weights(replica, model, variables_of(model))
     replica.is_synchronized = True
 
 
-def share_weights(replica: ModelReplica, model: keras.Model) -> None:
-    """Give a model the chief's weights, and seeds of this replica's own.  Collective."""
-    _take(replica, model, model.variables)
-
-
-def _take(replica: ModelReplica, model: Any, variables: Sequence[Any]) -> None:
+def share_weights(replica: ModelReplica, model: keras.Model, variables: Sequence[Any]) -> None:
+    """Give variables of a model, and its buffers, the chief's values, but seeds of this replica's own.  Collective."""
     values = replica.from_chief([numpy.asarray(keras.ops.convert_to_numpy(each)) for each in variables])
     for variable, value in zip(variables, values, strict=True):
         variable.assign(own_seed(value, replica.number) if is_seed(variable) else value)
@@ -72,3 +69,10 @@ def _take(replica: ModelReplica, model: Any, variables: Sequence[Any]) -> None:
     for layer in model._flatten_layers():
         if replica_of(layer) is not None:
             replica_of(layer).has_chiefs_weights = True
+
+
+def free_name(path: str, names: set[str]) -> str:
+    """Return a name for a variable that no other one has, and take note of it.  Local."""
+    name = next(each for each in chain([path], (f"{path}_{n}" for n in count(1))) if each not in names)
+    names.add(name)
+    return name

@@ -22,7 +22,6 @@ from mpidist import arrays
 from mpidist.errors import PeerLostError, ServerError
 from mpidist.optimizers.base import LearningRate, Optimizer
 from mpidist.parameter_server import protocol
-from mpidist.parameter_server.client.far_server import FarServer
 from mpidist.parameter_server.client.near_server import NearServer
 from mpidist.parameter_server.client.plans import PlannedList, Plans
 from mpidist.parameter_server.client.server_end import ServerEnd
@@ -55,8 +54,6 @@ def _asks(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[C
 class Client:
     """The variables on all servers.  All Local: it talks to servers only."""
 
-    #: Servers hold the variables, for other clients, too.
-    is_alone = False
     #: Grows when servers are lost.
     generation = 0
     #: What calls the methods that ask servers, to ask again when one has been replaced, see `Recovery`.
@@ -73,14 +70,15 @@ class Client:
         self.servers = self._opened(connections)
         #: By number; without servers that are gone.
         self._ends = {end.number: end for end in self.servers}
-        self._specs: dict[Key, VariableSpec] = {}
+        #: The variables that this client has created.
+        self.specs: dict[Key, VariableSpec] = {}
         self._server_of: dict[Key, int] = {}
         #: The variables in the present snapshots of all servers; of a single one, its own dict.
         self.snapshot: dict[Key, Any] = _NOTHING
         self._pulled: set[int] = set()
         self._tables: dict[Key, tuple[Any, int]] = {}
         self._alone: set[Key] = set()  # tables, once and for all
-        self.plans = Plans(self.servers, self._specs, self.server_of, push_dtype)
+        self.plans = Plans(self.servers, self.specs, self.server_of, push_dtype)
         self._optimizers = 0
         self._clocks = self._find_clocks()
         self._in_step = not self._clocks
@@ -103,7 +101,7 @@ class Client:
         if server not in self._ends:  # the same one for all clients, who all know by now that it is gone
             server = self.servers[server % len(self.servers)].number
         self._ends[server].ask("create", initial, spec=spec.described())
-        self._specs[spec.key], self._server_of[spec.key] = spec, server
+        self.specs[spec.key], self._server_of[spec.key] = spec, server
 
     def value(self, key: Key) -> Any:
         """Return a variable in the present snapshot of its server, which is taken if there is none: a read-only view.
@@ -173,7 +171,7 @@ class Client:
     @_asks
     def assign(self, key: Key, value: Any, verb: str = "assign") -> None:
         """Set a variable, or add to it (`assign_add`), or subtract from it (`assign_sub`); returns when it is done."""
-        spec, end = self._specs[key], self._ends[self.server_of(key)]
+        spec, end = self.specs[key], self._ends[self.server_of(key)]
         array = numpy.asarray(value, spec.dtype)
         if array.shape != spec.shape:
             raise ValueError(f"a value of shape {array.shape} was assigned to {spec}")
@@ -187,14 +185,9 @@ class Client:
         if not self._in_step and key[0] < WORDS:
             self._begin_step()
         indices = numpy.asarray(indices, numpy.int64)
-        spec, end = self._specs[key], self._ends[self.server_of(key)]
+        spec, end = self.specs[key], self._ends[self.server_of(key)]
         rows = end.ask("lookup", indices.reshape(-1), key=key)[1]
         return rows.reshape(*indices.shape, *spec.shape[1:])
-
-    def scatter(self, key: Key, verb: str, indices: Any, rows: Any) -> None:
-        """Change some rows of a variable by a verb such as `scatter_add`; returns when it is done."""
-        self._scatter(key, verb, indices, rows)
-        self.refresh()
 
     def _finish_elsewhere(self, end: ServerEnd) -> None:
         """Wait for what other servers were pushed: who sees what this client writes now sees its steps before."""
@@ -207,17 +200,20 @@ class Client:
 
         Pushes to other servers are not waited for: it is for sums that nothing is concluded from.
         """
-        self._scatter(key, "scatter_add", numpy.arange(len(values)), values, waits=False)
+        self.scatter(key, "scatter_add", numpy.arange(len(values)), values, ends_snapshot=False)
 
     @_asks
-    def _scatter(self, key: Key, verb: str, indices: Any, rows: Any, waits: bool = True) -> None:
-        spec, end = self._specs[key], self._ends[self.server_of(key)]
-        if waits:
+    def scatter(self, key: Key, verb: str, indices: Any, rows: Any, ends_snapshot: bool = True) -> None:
+        """Change some rows of a variable by a verb such as `scatter_add`; returns when it is done."""
+        spec, end = self.specs[key], self._ends[self.server_of(key)]
+        if ends_snapshot:
             self._finish_elsewhere(end)
         indices = numpy.asarray(indices, numpy.int64)
         rows = numpy.broadcast_to(numpy.asarray(rows, spec.dtype), (len(indices), *spec.shape[1:]))
         both = numpy.concatenate([indices.view(numpy.uint8), numpy.ascontiguousarray(rows).reshape(-1).view("u1")])
         end.ask("scatter", both, key=key, how=verb, count=len(indices))
+        if ends_snapshot:
+            self.refresh()
 
     def version(self, key: Key) -> int:
         """Return how often the variable had been changed when the value was made that `value` returns."""
@@ -324,10 +320,9 @@ class Client:
         state: dict[str, Any] = {}
         for end in self.servers:
             answer, memory = end.ask("state", number=number)
-            values = protocol.parted(memory, [description for _, *description in answer["arrays"]])
             if answer["plain"]["iterations"] >= state.get("iterations", 0):
                 state.update(answer["plain"])
-            state.update(zip([name for name, *_ in answer["arrays"]], values, strict=True))
+            state.update(protocol.parted(answer["arrays"], memory))
         return state
 
     @_asks
@@ -337,8 +332,8 @@ class Client:
         plain = {name: value for name, value in state.items() if name not in slots}
         for end in self.servers:
             own = {name: value for name, value in slots.items() if self._server_of[_key_of(name)] == end.number}
-            places = [[name, *protocol.described(value)] for name, value in own.items()]
-            end.ask("restore", protocol.joined(list(own.values())), number=number, plain=plain, arrays=places)
+            places, memory = protocol.joined(own)
+            end.ask("restore", memory, number=number, plain=plain, arrays=places)
         self.refresh()
 
     # -- servers that are gone ----------------------------------------------------------------------------------------
@@ -361,10 +356,6 @@ class Client:
             self._is_idle, self._in_step = False, False
             self.idle()
 
-    def homeless(self) -> list[VariableSpec]:
-        """Return the variables of servers that are gone, which are to be created again on others."""
-        return [self._specs[key] for key, at in self._server_of.items() if at not in self._ends]
-
     def undivided(self, act: Callable[[], T]) -> T:
         """Return what `act` returns, called again if servers were replaced meanwhile: then everything was restored."""
         while True:
@@ -376,10 +367,6 @@ class Client:
     def _find_clocks(self) -> list[ServerEnd]:
         """Return the servers that say when this client may go on: the first that is left, or all where they gather."""
         return [end for end in self.servers if end.gathers or (end.has_clock and end is self.servers[0])]
-
-    def known(self) -> list[tuple[Key, VariableSpec]]:
-        """Return the variables that this client has created, by key."""
-        return list(self._specs.items())
 
     # -- taking part --------------------------------------------------------------------------------------------------
 
@@ -442,11 +429,11 @@ def open_server(connection: Connection, number: int, client: int) -> ServerEnd:
     """Return a server as a client sees it, after a first word with it.  Local."""
     end = ServerEnd(connection, number, client)
     answer, _ = end.ask("hello")
-    kind: type[ServerEnd] = FarServer
+    end.take_policy(answer)
     if answer["ledger"]:
         try:
-            end.ledger = map_file(answer["ledger"])
-            kind = NearServer
+            memory = map_file(answer["ledger"])
         except OSError:  # in another container: by messages then
-            pass
-    return kind.opened(end, answer)
+            return end
+        return NearServer(end, answer, memory)
+    return end

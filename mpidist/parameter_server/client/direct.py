@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist.parameter_server.client.part import PushPart
-from mpidist.parameter_server.copies import SlotCopies
+from mpidist.parameter_server.copies import SlotCopies, mapped
 from mpidist.parameter_server.ledger import Ledger
 from mpidist.parameter_server.served_optimizer import ServedOptimizer
-from mpidist.parameter_server.stored_variable import StoredVariable
 from mpidist.parameter_server.update import Update
 from mpidist.parameter_server.write_lock import WriteLock
 
@@ -148,7 +147,7 @@ class Direct:
             self._packed = numpy.empty(plan.dense_nbytes, numpy.uint8)
             self._drop_updates()  # which have views of what was there
             self._server.drop_views()
-        return Update(served, plan, [StoredVariable(spec, None) for spec in plan.dense], copies)
+        return Update(served, plan, copies)
 
     def _optimizer(self, number: int, part: PushPart) -> ServedOptimizer | None:
         """Return this process's copy of an optimizer's rule, None if only the server may apply it."""
@@ -162,9 +161,8 @@ class Direct:
             served = ServedOptimizer(content.tobytes(), number)
             if answer["slots"]:
                 try:
-                    served.slots = SlotCopies.mapped(
-                        self._copies.layout, served.optimizer.slot_names, 2, *answer["slots"]
-                    )
+                    names, layout = served.optimizer.slot_names, self._copies.layout
+                    served.slots = SlotCopies(layout, names, 2, mapped(*answer["slots"]))
                 except FileNotFoundError:  # they lie elsewhere by now: the next push finds them
                     return None
             self._optimizers[number] = served

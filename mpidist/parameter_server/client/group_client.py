@@ -6,19 +6,34 @@ memory of the snapshot is each rank's own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy
 
 from mpidist import context
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.from_chief import from_chief
-from mpidist.optimizers.base import Optimizer
+from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.client.server_end import error_kind
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
 from mpidist.parameter_server.registry import WORDS
 from mpidist.variables import read_only
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _by_first(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[GroupClient, P], T]:
+    """Return a method that calls a client's on the first rank, and returns its result, which JSON can hold, on all."""
+
+    @functools.wraps(method)
+    def together(self: GroupClient, *arguments: P.args, **named: P.kwargs) -> T:
+        result: T = self._first(lambda client: method(client, *arguments, **named))
+        return result
+
+    return together
 
 
 class GroupClient:
@@ -28,27 +43,22 @@ class GroupClient:
     `Strategy.run`, and collective outside where something was changed since the last reading.
     """
 
-    is_alone = False
     #: `value` has to be asked for each.
     snapshot: Mapping[Key, Any] = {}
     #: Grows when `value` may give something else.
     moment = 0
 
-    def __init__(self, communicator: Communicator, client: Any, is_chief: bool) -> None:
+    def __init__(self, communicator: Communicator, client: Client | None, is_chief: bool) -> None:
         self.is_chief = is_chief
         self._communicator = communicator
-        self._client = client
+        #: The client that speaks with the servers, on the first rank; None on the others.
+        self.first: Client | None = client
         self._specs: dict[Key, VariableSpec] = {}
         self._apart: set[Key] = set()
         self._views: dict[Key, Any] = {}
         self._layout: Layout | None = None
         self._memory = numpy.empty(0, numpy.uint8)
         self._is_stale = True
-
-    @property
-    def first(self) -> Any:
-        """The client that speaks with the servers, on the first rank; None on the others."""
-        return self._client
 
     # -- variables ----------------------------------------------------------------------------------------------------
 
@@ -64,8 +74,8 @@ class GroupClient:
 
     def begin_function(self) -> None:
         """Begin a scheduled function, with the servers' present values."""
-        if self._client is not None:
-            self._client.begin_function()
+        if self.first is not None:
+            self.first.begin_function()
         self.refresh()
 
     def refresh(self) -> None:
@@ -85,11 +95,11 @@ class GroupClient:
 
     def _take_all(self) -> Exception | None:
         """Copy what the servers have, on the first rank; return what went wrong, for which the others wait."""
-        if self._client is not None:
+        if self.first is not None:
             try:
-                self._client.refresh()
+                self.first.refresh()
                 for key, view in self._views.items():
-                    view[...] = self._client.value(key)
+                    view[...] = self.first.value(key)
             except Exception as error:  # whatever it is
                 return error
         return None
@@ -140,10 +150,6 @@ class GroupClient:
         self._apart.add(key)
         self._first(lambda client: client.add(key, values))
 
-    def version(self, key: Key) -> int:
-        """Return how often a variable was changed."""
-        return int(self._first(lambda client: client.version(key)))
-
     def _set_apart(self, key: Key) -> None:
         """Send a variable no more with the others: it has seen a sparse operation."""
         if key not in self._apart:
@@ -151,47 +157,29 @@ class GroupClient:
             self._layout = None
             self._is_stale = True
 
+    version = _by_first(Client.version)
+
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
-    def register_optimizer(self, optimizer: Optimizer, number: int) -> int:
-        """Give the servers an optimizer's rule and settings."""
-        self._first(lambda client: client.register_optimizer(optimizer, number))
-        return number
+    register_optimizer = _by_first(Client.register_optimizer)
+    flush = _by_first(Client.flush)
+    iterations = _by_first(Client.iterations)
+    set_iterations = _by_first(Client.set_iterations)
+    skipped_steps = _by_first(Client.skipped_steps)
+    learning_rate = _by_first(Client.learning_rate)
+    set_learning_rate = _by_first(Client.set_learning_rate)
+    restore_optimizer = _by_first(Client.restore_optimizer)
 
     def push(self, number: int, pairs: Sequence[tuple[Key, Any]], scale: float = 1.0) -> None:
         """Send gradients, which are sums over the worker's ranks.  Local: only the first does something."""
-        if self._client is not None:
-            self._client.push(number, pairs, scale)
+        if self.first is not None:
+            self.first.push(number, pairs, scale)
         self._is_stale = True
-
-    def flush(self) -> None:
-        """Wait until all own pushes are applied."""
-        self._first(lambda client: client.flush())
-
-    def iterations(self, number: int) -> int:
-        """Return how many steps an optimizer has made."""
-        return int(self._first(lambda client: client.iterations(number)))
-
-    def set_iterations(self, number: int, value: int) -> None:
-        """Count steps from `value` on."""
-        self._first(lambda client: client.set_iterations(number, value))
 
     def skip(self, number: int) -> None:
         """Have a step counted that is left out.  Local: only the first does something."""
-        if self._client is not None:
-            self._client.skip(number)
-
-    def skipped_steps(self, number: int) -> int:
-        """Return the steps of an optimizer that all workers have left out."""
-        return int(self._first(lambda client: client.skipped_steps(number)))
-
-    def learning_rate(self, number: int) -> float | None:
-        """Return the learning rate of an optimizer, None where it is a function of the steps."""
-        return self._first(lambda client: client.learning_rate(number))
-
-    def set_learning_rate(self, number: int, value: float) -> None:
-        """Set the learning rate of later steps."""
-        self._first(lambda client: client.set_learning_rate(number, value))
+        if self.first is not None:
+            self.first.skip(number)
 
     def optimizer_state(self, number: int) -> dict[str, Any]:
         """Return steps, settings, and slots as ``"variable/shard/slot"``."""
@@ -210,15 +198,11 @@ class GroupClient:
                 continue
             dtype, shape = rest
             array = numpy.empty(shape, dtype)
-            if self._client is not None:
+            if self.first is not None:
                 array[...] = state[name]
             self._communicator.broadcast(array)
             state[name] = array
         return state
-
-    def restore_optimizer(self, number: int, state: Mapping[str, Any]) -> None:
-        """Take over what `optimizer_state` gave."""
-        self._first(lambda client: client.restore_optimizer(number, dict(state)))
 
     def undivided(self, act: Callable[[], Any]) -> Any:
         """Return what `act` returns: a worker does without a server only between functions."""
@@ -230,19 +214,19 @@ class GroupClient:
 
     def idle(self) -> None:
         """Say that this worker has no work for now.  Local."""
-        if self._client is not None:
-            self._client.idle()
+        if self.first is not None:
+            self.first.idle()
 
     def leave(self) -> None:
         """Tell the servers that this worker pushes no more.  Local."""
-        if self._client is not None:
-            self._client.leave()
+        if self.first is not None:
+            self.first.leave()
 
     # -- the first for all --------------------------------------------------------------------------------------------
 
     def _first(self, fn: Callable[[Any], Any], timeout_seconds: float | None = None) -> Any:
         """Call `fn` with the client on the first rank, and return its result, which JSON can hold, on all."""
-        found = from_chief(self._communicator, lambda: fn(self._client), "servers", timeout_seconds=timeout_seconds)
+        found = from_chief(self._communicator, lambda: fn(self.first), "servers", timeout_seconds=timeout_seconds)
         return found.checked(error_kind)
 
 

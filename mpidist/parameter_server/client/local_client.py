@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
@@ -24,8 +23,6 @@ from mpidist.variables import read_only
 
 class LocalClient(Client):
     """A client whose pushes are applied when the call returns, and whose values are those of the moment."""
-
-    is_alone = True
 
     def __init__(self) -> None:
         super().__init__((), 0, 1, is_chief=True)
@@ -54,7 +51,7 @@ class _LocalServer(ServerEnd):
         self.number, self.pushed = 0, 0
         self.has_clock = self.gathers = False
         self.forgotten, self.parts = [], WeakSet()
-        progress = _Unseen((), 0)
+        progress = ServerProgress((), 0)
         self.store = progress.store
         no_connection: Any = None
         self._peer = Peer(0, no_connection, Ledger.PUSHES)
@@ -83,15 +80,3 @@ class _LocalServer(ServerEnd):
 
     def flush(self) -> None:
         """Do nothing: every push is applied at once."""
-
-
-class _Unseen(ServerProgress):
-    """Nobody looks how far this server is, so that there is room for any number of optimizers."""
-
-    most_optimizers = math.inf
-
-    def show_steps(self, number: int) -> None:
-        """Do nothing."""
-
-    def show_rate(self, number: int) -> None:
-        """Do nothing."""

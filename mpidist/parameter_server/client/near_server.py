@@ -29,7 +29,10 @@ class NearServer(ServerEnd):
     _copy = -1
     _direct: Direct | None = None
 
-    def _open(self, answer: dict[str, Any]) -> None:
+    def __init__(self, end: ServerEnd, answer: dict[str, Any], memory: Any) -> None:
+        super().__init__(end.connection, end.number, end.client)
+        self.take_policy(answer)
+        self.ledger = memory
         ledger = Ledger(self.ledger, self.clients)
         self._words = ledger.words
         self._applied = Ledger.applied_word(self.client)
@@ -119,12 +122,6 @@ class NearServer(ServerEnd):
         if steps < 0:
             raise KeyError(f"{self.name} has no optimizer {optimizer}")
         return steps
-
-    def leave(self) -> None:
-        if self._reader is not None:
-            self._reader.unpin()
-        self.forget()
-        super().leave()
 
     def forget(self) -> None:
         if self._direct is not None:

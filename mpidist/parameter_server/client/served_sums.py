@@ -35,14 +35,14 @@ class ServedSums:
     def variable(self) -> ServedVariable:
         """All sums, one after the other."""
         if self._variable is None:
-            self._variable = self._extended.new_sums(f"{self.metric.name}/sums", _joined(self._own))
+            self._variable = self._extended.new_sums(f"{self.metric.name}/sums", _joined(self.metric.sums))
             self.forget()
         return self._variable
 
     def add(self) -> None:
         """Add what this process has counted, and count from 0 on.  Local; collective among the ranks of a worker."""
         key = self.variable.key
-        counted = _joined(dict(enumerate(self._extended.reduce_arrays(ReduceOp.SUM, list(self._own.values())))))
+        counted = _joined(dict(enumerate(self._extended.reduce_arrays(ReduceOp.SUM, list(self.metric.sums.values())))))
         if counted.any():
             registry.installed().client.add(key, counted)
             self.forget()
@@ -51,7 +51,7 @@ class ServedSums:
         """Return the sums of all processes, with what this one has counted.  As `add`."""
         self.add()
         whole, by_name, start = self.variable.read_value(), {}, 0
-        for name, sums in self._own.items():
+        for name, sums in self.metric.sums.items():
             by_name[name] = whole[start : start + sums.size].reshape(sums.shape)
             start += sums.size
         return by_name
@@ -64,18 +64,14 @@ class ServedSums:
 
     def forget(self) -> None:
         """Count from 0 on in this process.  Local."""
-        for sums in self._own.values():
+        for sums in self.metric.sums.values():
             sums[...] = 0
 
     def reference(self) -> tuple[Any, ...]:
         """Return what a pickle holds of the metric: where to find it in a process of the job, and how to make it."""
         own = {name: value for name, value in vars(self.metric).items() if name not in ("strategy", "remote", "sums")}
-        shapes = {name: sums.shape for name, sums in self._own.items()}
+        shapes = {name: sums.shape for name, sums in self.metric.sums.items()}
         return registry.metric_of, (self._number, type(self.metric), own, shapes, self.variable)
-
-    @property
-    def _own(self) -> dict[str, Any]:
-        return self.metric.sums
 
 
 def _joined(sums: Mapping[Any, Any]) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import numpy
@@ -23,7 +24,9 @@ from mpidist.optimizers.updates.variable_list import VariableList
 from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.client.plans import PlannedList
 from mpidist.parameter_server.client.served_variable import ServedVariable
-from mpidist.parameter_server.registry import Registry, reference_of_optimizer
+from mpidist.parameter_server.layout import slots_of
+from mpidist.parameter_server.pickles import pickled
+from mpidist.parameter_server.registry import Registry, optimizer_of
 from mpidist.variables import IndexedSlices
 
 #: How many lists of variables are pushed again without a look at each.
@@ -31,18 +34,6 @@ _KNOWN_LISTS = 16
 
 #: The types of their gradients, which need no look either.
 _ARRAYS = {numpy.ndarray}
-
-
-class _Again(NamedTuple):
-    """A list of whole variables whose gradients, all of them arrays, have been pushed."""
-
-    variables: tuple[ServedVariable, ...]
-    strategy: Any
-    client: Client
-    #: The client's when it made the plan, which is void once it has another one.
-    generation: int
-    #: The plan, while the client keeps it.
-    planned: Callable[[], PlannedList | None]
 
 
 class ServedUpdates(Updates):
@@ -58,8 +49,9 @@ class ServedUpdates(Updates):
         self._optimizer = optimizer
         self._number = number
         self._is_registered = False
-        # Lists of whole variables that were pushed before, the last one first.
-        self._known: deque[_Again] = deque(maxlen=_KNOWN_LISTS)
+        # Lists of whole variables that were pushed before, the last one first, whose gradients were all arrays; each
+        # with its plan, while the client keeps it, which is void once the client is of another generation.
+        self._known: deque[tuple[tuple[ServedVariable, ...], int, ref[PlannedList]]] = deque(maxlen=_KNOWN_LISTS)
 
     def require_updatable(self, rule: Rule, variables: Sequence[Any]) -> None:
         """Raise NotImplementedError if the rule, which needs a variable whole, would see shards of it.  Local."""
@@ -126,7 +118,7 @@ class ServedUpdates(Updates):
         generation = client.generation
         plan = client.push(self._number, pairs, scale)
         if set(map(type, gradients)) == _ARRAYS and all(type(each) is ServedVariable for each in variables):
-            self._known.appendleft(_Again(tuple(variables), variables[0].strategy, client, generation, ref(plan)))
+            self._known.appendleft((tuple(variables), generation, ref(plan)))
 
     def step_again(self, stages: GradientStages, pairs: Sequence[tuple[Any, Any]]) -> bool:
         """Push gradients for a list of variables that was pushed before; return whether it was one.  Local."""
@@ -135,16 +127,17 @@ class ServedUpdates(Updates):
         except (TypeError, ValueError):  # no pairs: who looks at each says so
             return False
         factor, number = stages.only_factor, len(variables)
-        for known in self._known:
-            if number == len(known.variables) and all(map(is_, variables, known.variables)):
+        for again in self._known:
+            if number == len(again[0]) and all(map(is_, variables, again[0])):
                 break
         else:
             return False
-        _, strategy, client, generation, planned = known
-        if factor is None or strategy is not context.get_strategy() or set(map(type, gradients)) != _ARRAYS:
-            return False
+        known, generation, planned = again
+        client = self._client
         plan = planned() if generation == client.generation else None
         if plan is None or client.guard is not None:  # its plans may be void by the time they are pushed
+            return False
+        if factor is None or known[0].strategy is not context.get_strategy() or set(map(type, gradients)) != _ARRAYS:
             return False
         client.push_planned(self._number, plan, gradients, factor)
         return True
@@ -154,15 +147,19 @@ class ServedUpdates(Updates):
         self._client.register_optimizer(self._optimizer, self._number)
         self._is_registered = True
 
+    def _if_met(self, ask: Callable[[int], Any], unknown: Any = None) -> Any:
+        """Return what the servers answer about the optimizer, `unknown` if they have not met it."""
+        try:
+            return ask(self._number)
+        except KeyError:
+            return unknown
+
     # -- steps and settings -------------------------------------------------------------------------------------------
 
     @property
     def iterations(self) -> int:
         """Steps made, this client's pushes included."""
-        try:
-            return self._client.iterations(self._number)
-        except KeyError:  # the servers have not met it
-            return self._optimizer._iterations
+        return self._if_met(self._client.iterations, self._optimizer._iterations)
 
     @iterations.setter
     def iterations(self, value: int) -> None:
@@ -173,17 +170,11 @@ class ServedUpdates(Updates):
 
     def skipped_steps(self) -> int | None:
         """Return the steps that all workers have left out; None if the servers have not met the optimizer."""
-        try:
-            return self._client.skipped_steps(self._number)
-        except KeyError:
-            return None
+        return self._if_met(self._client.skipped_steps)
 
     def learning_rate(self) -> float | None:
         """Return the learning rate that the servers have; None where it is a function, or they have not met it."""
-        try:
-            return self._client.learning_rate(self._number)
-        except KeyError:
-            return None
+        return self._if_met(self._client.learning_rate)
 
     def set_learning_rate(self, value: Any) -> None:
         """Set the learning rate of later steps: a number, or a function of the steps made."""
@@ -191,18 +182,11 @@ class ServedUpdates(Updates):
             self._register()
         self._client.set_learning_rate(self._number, value if callable(value) else float(value))
 
-    def _is_known(self) -> bool:
-        try:
-            self._client.iterations(self._number)
-        except KeyError:
-            return False
-        return True
-
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self, rule: Rule) -> tuple[dict[str, Any], list[SavedSlots]]:
         """Return steps and learning rate; and all slots, whole as any strategy has them."""
-        if not self._is_known():
+        if self.skipped_steps() is None:
             self._register()
         state = self._client.optimizer_state(self._number)
         variables = self._registry.variables
@@ -240,7 +224,7 @@ class ServedUpdates(Updates):
 
     def reference(self, optimizer: Optimizer) -> tuple[Any, ...]:
         """Return what a pickle holds of the optimizer."""
-        return reference_of_optimizer(optimizer, self._number)
+        return optimizer_of, (self._number, pickled(copy.copy(optimizer)))
 
 
 #: What a state has besides slots, and servers keep.
@@ -273,10 +257,9 @@ def _times(gradient: Any, factor: float) -> Any:
 def _by_variable(state: Mapping[str, Any]) -> dict[int, dict[str, dict[int, Any]]]:
     """Return variable -> slot -> shard -> array, of what servers keep as ``"variable/shard/slot"``."""
     slots: dict[int, dict[str, dict[int, Any]]] = {}
-    for name, value in state.items():
-        if name.count("/") == 2 and name.partition("/")[0].isdigit():
-            number, shard, slot = name.split("/")
-            slots.setdefault(int(number), {}).setdefault(slot, {})[int(shard)] = value
+    for (number, shard), own in slots_of(state).items():
+        for slot, value in own.items():
+            slots.setdefault(number, {}).setdefault(slot, {})[shard] = value
     return slots
 
 

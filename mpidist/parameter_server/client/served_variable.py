@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from mpidist import arrays
-from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.parameter_server.layout import Key, VariableSpec
 from mpidist.parameter_server.registry import variable_of
 from mpidist.variables import DistributedVariable, IndexedSlices
-from mpidist.variables.snapshots import Snapshot, are_needed
-from mpidist.variables.variable import Place, as_dtype
+from mpidist.variables.snapshots import are_needed
+from mpidist.variables.variable import as_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -41,29 +40,13 @@ class ServedVariable(DistributedVariable):
 
     is_here = False
 
-    def __init__(
-        self,
-        client: Any,
-        specs: Sequence[VariableSpec],
-        servers: Sequence[int],
-        *,
-        strategy: Any,
-        name: str,
-        trainable: bool,
-        synchronization: VariableSynchronization,
-        aggregation: VariableAggregation,
-    ) -> None:
+    def __init__(self, client: Any, specs: Sequence[VariableSpec], servers: Sequence[int], **attributes: Any) -> None:
+        super().__init__(None, **attributes)
         self._client = client
         self.specs = tuple(specs)
         self.servers = tuple(servers)
-        self.strategy = strategy
-        self.name = name
-        self.trainable = trainable
-        self.synchronization = synchronization
-        self.aggregation = aggregation
         self.number = specs[0].key[0]
         self.key = specs[0].key
-        self._snapshot = Snapshot()
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -139,10 +122,6 @@ class ServedVariable(DistributedVariable):
     def _whole_copy(self) -> Any:
         return self.read_value()
 
-    def saved_value(self) -> Any:
-        """Return what a checkpoint holds of this variable: its value, as last pulled."""
-        return self.value
-
     def restore(self, value: Any) -> None:
         """Set the value from an array of `saved_shape`; for checkpoints."""
         self._put("assign", self._converted(value))
@@ -154,7 +133,6 @@ class ServedVariable(DistributedVariable):
         return [(self.key, gradient)]
 
     def _put(self, verb: str, value: Any) -> None:
-        """Set all of it, or add or subtract."""
         self._client.assign(self.key, value, verb)
 
     def _put_rows(self, verb: str, rows: IndexedSlices) -> None:
@@ -164,20 +142,9 @@ class ServedVariable(DistributedVariable):
         """Return rows, by a flat array of their numbers."""
         return self._client.lookup(self.key, indices)
 
-    def _write(self, verb: str, write_fn: Callable[[Any, Any], None], value: Any) -> DistributedVariable:
-        value = self._converted(value)
-        if self._place() is Place.REPLICA:
-            value = self._aggregated(value)
-        self._put(verb, value)
-        return self
-
     @property
     def _is_shared(self) -> bool:
         return self.strategy.extended.num_replicas > 1  # of this worker
-
-    def _scatter(self, verb: str, write_fn: Callable[[Any, Any, Any], None], rows: Any) -> Any:
-        self._put_rows(verb, self._rows_for(verb, rows))
-        return self
 
     @property
     def _is_on_read(self) -> bool:

@@ -9,7 +9,7 @@ from weakref import WeakSet
 from mpidist.errors import ServerError, TornVariableError, TransportError
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.client.part import PushPart
-from mpidist.parameter_server.layout import Key
+from mpidist.parameter_server.layout import Key, Layout, VariableSpec
 from mpidist.parameter_server.protocol import Kind
 from mpidist.transports.connections.base import Area, Connection, Message
 from mpidist.transports.connections.waiting import Patience
@@ -30,9 +30,18 @@ def error_kind(name: str) -> type[Exception]:
 
 
 class ServerEnd:
-    """What is common to servers near and far."""
+    """A server on another node, or one whose memory cannot be seen: all goes by messages.
+
+    A snapshot lies where the connection has received it, in memory that the connection uses for the next one.
+    """
 
     ledger: Any = None
+    _layout: Layout | None = None
+    _layout_number = -1
+    _versions: dict[Key, int] = {}
+    _kept: Message | None = None  # the present snapshot's
+    _views: dict[Key, Any] = {}
+    _viewed: tuple[Any, ...] = ()  # what the views are of: memory and layout
 
     def __init__(self, connection: Connection, number: int, client: int) -> None:
         self.connection = connection
@@ -55,17 +64,9 @@ class ServerEnd:
         self._areas: list[Area | None] = [None, None]
         self._failures: list[dict[str, Any]] = []
 
-    @classmethod
-    def opened(cls, before: ServerEnd, answer: dict[str, Any]) -> ServerEnd:
-        """Return the end of a server that has said hello."""
-        end = cls(before.connection, before.number, before.client)
-        end.ledger = before.ledger
-        end.clients, end.has_clock, end.gathers = answer["clients"], answer["has_clock"], answer["gathers"]
-        end._open(answer)
-        return end
-
-    def _open(self, answer: dict[str, Any]) -> None:
-        """Prepare what the kind of end needs."""
+    def take_policy(self, answer: dict[str, Any]) -> None:
+        """Take note of what the server has said at first."""
+        self.clients, self.has_clock, self.gathers = answer["clients"], answer["has_clock"], answer["gathers"]
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -201,25 +202,50 @@ class ServerEnd:
         finally:
             del error  # or it would hold itself, and what its frames hold, by its traceback
 
-    # -- what near and far servers do each in their way ---------------------------------------------------------------
+    # -- what a near server does in another way ---------------------------------------------------------------------
 
     def pull(self) -> dict[Key, Any]:
-        """Return the server's variables as they are now, this client's pushes included: read-only views.
-
-        Tables are not among them.
-        """
-        raise NotImplementedError
+        """Return the server's variables as they are now, own pushes included: read-only views, without tables."""
+        self.give_back()
+        message = self._answered("pull")
+        content = protocol.unpack(message.header)
+        if message.header[0] == Kind.FAILURE or self._failures or self.connection.is_shared:
+            content, memory = self._answer(message)  # memory of the server is not to be kept from it
+        else:
+            self._kept, memory = message, message.payload
+        if content["layout"] != self._layout_number or self._layout is None:
+            self._find_layout()
+            return self.pull()
+        self._versions = dict(zip(self._layout.index, content["versions"], strict=True))
+        memory.flags.writeable = False
+        viewed = memory.ctypes.data, self._layout
+        if viewed != self._viewed:
+            self._views, self._viewed = self._layout.views(memory), viewed
+        return self._views
 
     def give_back(self) -> None:
         """Let the memory of the last snapshot be written: another one is about to be pulled."""
+        if self._kept is not None:
+            self._kept.release()
+            self._kept = None
 
     def look_for(self, key: Key) -> bool:
         """Make the server put new variables among the others; return whether `key` is there then."""
-        raise NotImplementedError
+        found = key in self._find_layout().index
+        if found:  # another pull follows within this snapshot, whose views are in use: their memory is left to them
+            self._kept = None
+        return found
+
+    def _find_layout(self) -> Layout:
+        answer, _ = self.ask("layout", maps=False)
+        if self._layout is None or answer["number"] != self._layout_number:
+            self._layout = Layout(map(VariableSpec.from_description, answer["specs"]))
+            self._layout_number = answer["number"]
+        return self._layout
 
     def version(self, key: Key) -> int:
         """Return the version of a variable in the snapshot that was pulled last."""
-        raise NotImplementedError
+        return self._versions[key]
 
     def begin_step(self, ask: bool = False) -> Sequence[int]:
         """Wait until this client may start a step; with `ask`, by the server's own word.
@@ -245,6 +271,8 @@ class ServerEnd:
 
     def leave(self) -> None:
         """Give areas and snapshot back, and tell the server that nothing more comes."""
+        self.give_back()
+        self.forget()
         for area in self._areas:
             if area is not None and not area.busy:
                 area.close()

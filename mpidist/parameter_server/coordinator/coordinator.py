@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpidist import own_process
+from mpidist import nest, own_process
 from mpidist.cluster.server_roles import Roles
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset
@@ -21,7 +21,7 @@ from mpidist.parameter_server.coordinator.functions import PROTOCOL, NotAnArgume
 from mpidist.parameter_server.coordinator.group_executor import GroupExecutor
 from mpidist.parameter_server.coordinator.packed import PackedValue, packed
 from mpidist.parameter_server.coordinator.recovery import Restore
-from mpidist.parameter_server.coordinator.values import PerWorkerDataset, PerWorkerIterator, RemoteValue, fetched
+from mpidist.parameter_server.coordinator.values import PerWorkerDataset, PerWorkerIterator, RemoteValue
 from mpidist.world import world_communicator
 
 if TYPE_CHECKING:
@@ -213,7 +213,8 @@ class ClusterCoordinator:
         Exception, CancelledError
             As `RemoteValue.fetch`.
         """
-        return fetched(val)
+        leaves = [leaf.fetch() if isinstance(leaf, RemoteValue) else leaf for leaf in nest.flatten(val)]
+        return nest.pack(val, leaves)
 
     # -- data sets of the workers -------------------------------------------------------------------------------------
 

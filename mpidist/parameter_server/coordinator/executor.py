@@ -38,6 +38,8 @@ class FunctionExecutor:
     def __init__(self, chief: Conversation, client: Any, index: int, count: int, name: str) -> None:
         self._chief = chief
         self._client = client
+        #: What speaks with the servers, if this rank does.
+        self._own_client: Client | None = client
         self._place = index, count
         self._name = name
         self._definitions: dict[int, bytes] = {}
@@ -117,13 +119,8 @@ class FunctionExecutor:
         """Keep nothing of gradients that are not applied: variables go back to a checkpoint."""
         for optimizer in registry.installed().optimizers.values():
             optimizer.forget_micro_batches()
-        if isinstance(self._own_client, Client):
+        if self._own_client is not None:
             self._own_client.plans.residues.drop()
-
-    @property
-    def _own_client(self) -> Client | None:
-        """What speaks with the servers, if this rank does."""
-        return self._client
 
     # -- running functions --------------------------------------------------------------------------------------------
 
@@ -188,8 +185,7 @@ class FunctionExecutor:
 
     @property
     def _servers(self) -> Sequence[ServerEnd]:
-        client = self._own_client
-        return client.servers if isinstance(client, Client) else ()
+        return () if self._own_client is None else self._own_client.servers
 
     def _arguments(self, payload: Any) -> tuple[Any, Any]:
         if type(payload) is int:  # the usual argument, an iterator

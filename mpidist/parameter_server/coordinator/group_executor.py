@@ -8,7 +8,6 @@ from typing import Any
 
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import RemoteReplicaError
-from mpidist.parameter_server.client.client import Client
 from mpidist.parameter_server.coordinator.conversation import Conversation
 from mpidist.parameter_server.coordinator.executor import FunctionExecutor
 from mpidist.parameter_server.coordinator.failures import Failure
@@ -30,6 +29,7 @@ class GroupExecutor(FunctionExecutor):
         self, chief: Conversation | None, client: Any, index: int, count: int, name: str, communicator: Communicator
     ) -> None:
         super().__init__(chief or _Silence(), client, index, count, name)
+        self._own_client = client.first
         self._communicator = communicator
         self._is_first = chief is not None
 
@@ -65,10 +65,6 @@ class GroupExecutor(FunctionExecutor):
         answers = self._communicator.exchange(mine, "end of a scheduled function")
         found = sorted((pickle.loads(each) for each in answers if each), key=lambda pair: pair[0])
         return found[0][1] if found else None
-
-    @property
-    def _own_client(self) -> Client | None:
-        return self._client.first
 
 
 class _Silence(Conversation):

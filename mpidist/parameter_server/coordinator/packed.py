@@ -7,7 +7,7 @@ connection sends from, and out of the memory that the other side received it in.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -60,11 +60,6 @@ def size_of(payload: Any) -> int:
 def parted(value: Any) -> tuple[bytes, list[Any]]:
     """Return a value pickled without its large buffers, and these: views of bytes."""
     buffers: list[Any] = []
-    return pickle.dumps(value, PROTOCOL, buffer_callback=_taken_by(buffers)), buffers
-
-
-def _taken_by(buffers: list[Any]) -> Callable[[pickle.PickleBuffer], bool]:
-    """Return what tells pickle which buffers to take with the rest, and keeps the others."""
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -73,7 +68,7 @@ def _taken_by(buffers: list[Any]) -> Callable[[pickle.PickleBuffer], bool]:
         buffers.append(numpy.frombuffer(raw, numpy.uint8))
         return False
 
-    return is_small
+    return pickle.dumps(value, PROTOCOL, buffer_callback=is_small), buffers
 
 
 # -- in one piece of memory -------------------------------------------------------------------------------------------

@@ -167,7 +167,8 @@ class Recovery:
         for number in gone:
             self._workers.be_quiet(number)
             self._client.lose(number)
-        lost = [spec for spec in self._client.homeless() if spec.key[0] < registry.WORDS]  # old words are of no use
+        homeless = [key for key in self._client.specs if self._client.server_of(key) not in self._connections]
+        lost = [self._client.specs[key] for key in homeless if key[0] < registry.WORDS]  # old words are of no use
         anew = _check_covered(lost, self.manager, error)
         self._require_optimizers(self.manager, error)
         places.update(self._placed(lost))
@@ -197,7 +198,7 @@ class Recovery:
     def _placed(self, specs: Iterable[VariableSpec]) -> dict[Key, int]:
         """Return a server for each variable: the largest first, each where the fewest bytes are."""
         load = dict.fromkeys(self._connections, 0)
-        for key, spec in self._client.known():
+        for key, spec in self._client.specs.items():
             if (server := self._client.server_of(key)) in load:
                 load[server] += spec.nbytes
         places: dict[Key, int] = {}
@@ -209,7 +210,7 @@ class Recovery:
 
 def moved(client: Client | None, places: Mapping[Key, int]) -> None:
     """Take note that variables are on other servers."""
-    specs = {} if client is None else dict(client.known())
+    specs = {} if client is None else client.specs
     for key, server in places.items():
         if client is not None and key in specs:
             client.create(specs[key], server)

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mpidist import nest
 from mpidist.parameter_server.coordinator.functions import Function, NotAnArgument
 from mpidist.parameter_server.coordinator.packed import PackedValue, unpacked
 
@@ -79,12 +78,6 @@ class RemoteValue:
     def __repr__(self) -> str:
         state = "pending" if self._result is PENDING else "failed" if type(self._result) is Failed else "done"
         return f"<RemoteValue, {state}>"
-
-
-def fetched(structure: Any) -> Any:
-    """Return nested tuples, lists and dicts with their `RemoteValue` leaves fetched, other leaves as they are."""
-    leaves = [leaf.fetch() if isinstance(leaf, RemoteValue) else leaf for leaf in nest.flatten(structure)]
-    return nest.pack(structure, leaves)
 
 
 class PerWorkerValues:

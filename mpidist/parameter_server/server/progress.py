@@ -19,15 +19,14 @@ from mpidist.transports.connections.base import Connection
 class ServerProgress:
     """How far a server is, in words that the clients on its node read."""
 
-    #: How many optimizers there may be.
-    most_optimizers: float = LEDGER_OPTIMIZERS
-
     def __init__(self, connections: Sequence[Connection], number: int) -> None:
         shares = settings().shared_memory and any(connection.is_shared for connection in connections)
         self._file = _shared_ledger(connections, number) if shares else None
         memory = bytearray(Ledger.nbytes(len(connections))) if self._file is None else self._file.map()
         self.ledger = Ledger(memory, len(connections))
         self.words = self.ledger.words
+        #: How many optimizers there may be: any number where nobody looks how far this server is.
+        self.most_optimizers = LEDGER_OPTIMIZERS if connections else math.inf
         for optimizer in range(LEDGER_OPTIMIZERS):
             self.words[Ledger.steps_word(optimizer)] = -1
         self.store = Store(len(connections) if self._file is not None else 0)
@@ -97,13 +96,15 @@ class ServerProgress:
 
     def show_steps(self, number: int) -> None:
         """Show the steps of an optimizer."""
-        self.words[Ledger.steps_word(number)] = self.store.optimizers[number].optimizer.iterations
+        if number < LEDGER_OPTIMIZERS:
+            self.words[Ledger.steps_word(number)] = self.store.optimizers[number].optimizer.iterations
 
     def show_rate(self, number: int) -> None:
         """Show the learning rate, NaN where it is more than a number that somebody has set."""
         optimizer = self.store.optimizers[number].optimizer
         is_plain = not optimizer.has_schedule and type(optimizer).learning_rate is Rule.learning_rate
-        self.ledger.reals[Ledger.rate_real(number)] = optimizer.learning_rate if is_plain else math.nan
+        if number < LEDGER_OPTIMIZERS:
+            self.ledger.reals[Ledger.rate_real(number)] = optimizer.learning_rate if is_plain else math.nan
 
 
 def _shared_ledger(connections: Sequence[Connection], number: int) -> SharedFile | None:

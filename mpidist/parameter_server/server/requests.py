@@ -25,7 +25,7 @@ class Waiting(Exception):
 
 
 class Requests:
-    """The requests that a server answers, by their verbs: each returns content, and perhaps an array."""
+    """The requests that a server answers, by their verbs: each returns content, and perhaps an array, or nothing."""
 
     _has_warned = False
 
@@ -43,7 +43,7 @@ class Requests:
 
     def answer(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         """Return the answer to a request."""
-        return self._verbs[request["verb"]](peer, request, array)
+        return self._verbs[request["verb"]](peer, request, array) or ({},)
 
     def only_reads(self, request: dict[str, Any]) -> bool:
         """Whether a request changes nothing that clients change, too: neither variables nor where they lie."""
@@ -64,7 +64,7 @@ class Requests:
 
     # -- variables ----------------------------------------------------------------------------------------------------
 
-    def _on_create(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+    def _on_create(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
         spec = VariableSpec.from_description(request["spec"])
         known = self._store.variables.get(spec.key)
         if known is None:
@@ -81,7 +81,6 @@ class Requests:
                 f"variable number {spec.key[0]} is {known.spec} at this server, and client {peer.number} creates "
                 f"{spec}; all clients must create the same variables in the same order"
             )
-        return ({},)
 
     def _on_layout(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._store.lay_out()
@@ -104,9 +103,8 @@ class Requests:
         content = {"layout": self._store.layout_number, "versions": versions}
         return content, buffers.bytes[buffers.current][: buffers.layout.nbytes]
 
-    def _on_assign(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+    def _on_assign(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
         self._store.assign(_key(request), request["how"], array)
-        return ({},)
 
     def _on_read(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(peer)
@@ -117,13 +115,12 @@ class Requests:
         self._require_done(peer)
         return {}, self._store.lookup(_key(request), array)
 
-    def _on_scatter(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+    def _on_scatter(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
         spec = self._store.variables[_key(request)].spec
         count = request["count"]
         indices = array[: 8 * count].view(numpy.int64)
         rows = array[8 * count :].view(spec.dtype).reshape(count, *spec.shape[1:])
         self._store.scatter(spec.key, request["how"], indices, rows)
-        return ({},)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -134,30 +131,27 @@ class Requests:
         count = 1 + max(self._store.optimizers, default=-1)
         return ({"steps": self._progress.words[Ledger.steps_word(0) : Ledger.steps_word(count)].tolist()},)
 
-    def _on_flush(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+    def _on_flush(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
         self._require_done(peer)
-        return ({},)
 
-    def _on_await_all_workers(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+    def _on_await_all_workers(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
         """Answer when all clients that are here have asked for this, and all that they had pushed is done with."""
         met = self._met.setdefault(request["number"], set())
         met.add(peer.number)
         if any(each.is_here and each.number not in met for each in self._peers):
             raise Waiting
-        return ({},)
 
-    def _on_plan(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+    def _on_plan(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
         variables = self._store.variables
         dense, sparse = ([variables[key].spec for key in map(tuple, request[name])] for name in ("dense", "sparse"))
         narrow = None if request["push_dtype"] is None else numpy.dtype(request["push_dtype"])
         for number in request["forgotten"]:
             peer.plans.pop(number, None)
         peer.plans[request["number"]] = self._store.planned(PushPlan(tuple(dense), tuple(sparse), narrow))
-        return ({},)
 
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
-    def _on_register(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+    def _on_register(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
         number = request["number"]
         if number >= self._progress.most_optimizers:
             most = self._progress.most_optimizers
@@ -167,7 +161,6 @@ class Requests:
         else:
             self._store.optimizers[number] = StoredOptimizer(bytes(array), number)
             self._progress.show_rule(number)
-        return ({},)
 
     def _on_rule(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         """Return what a client needs to apply the gradients of a plan itself; nothing, if the server is to do it."""
@@ -187,18 +180,16 @@ class Requests:
         state = self._optimizer(request).state(self._store.buffers)
         arrays = {name: value for name, value in state.items() if isinstance(value, numpy.ndarray)}
         plain = {name: value for name, value in state.items() if name not in arrays}
-        places = [[name, *protocol.described(value)] for name, value in arrays.items()]
-        return {"plain": plain, "arrays": places}, protocol.joined(list(arrays.values()))
+        places, memory = protocol.joined(arrays)
+        return {"plain": plain, "arrays": places}, memory
 
-    def _on_restore(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+    def _on_restore(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
         self._optimizer(request)
-        names = [name for name, *_ in request["arrays"]]
-        values = protocol.parted(array, [description for _, *description in request["arrays"]])
+        arrays = protocol.parted(request["arrays"], array)
         try:
-            self._store.restore(request["number"], {**request["plain"], **dict(zip(names, values, strict=True))})
+            self._store.restore(request["number"], {**request["plain"], **arrays})
         finally:  # however far it came
             self._progress.show_rule(request["number"])
-        return ({},)
 
     def _on_iterations(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
         self._require_done(peer)
@@ -213,7 +204,7 @@ class Requests:
         optimizer.skipped_steps += request["count"]
         return ({"skipped_steps": optimizer.skipped_steps},)
 
-    def _on_rate(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+    def _on_rate(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
         self._require_done(peer)
         optimizer = self._optimizer(request).optimizer
         if array is not None:
@@ -222,7 +213,6 @@ class Requests:
         else:
             optimizer.learning_rate = request["value"]
             self._progress.show_rate(request["number"])
-        return ({},)
 
     def _optimizer(self, request: dict[str, Any]) -> StoredOptimizer:
         try:

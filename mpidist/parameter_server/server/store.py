@@ -17,24 +17,10 @@ from mpidist.errors import TornVariableError
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.parameter_server.copies import Buffers, NoCopy
 from mpidist.parameter_server.layout import Key, Layout, PushPlan, VariableSpec
-from mpidist.parameter_server.server.stored_optimizer import StoredOptimizer
-from mpidist.parameter_server.stored_variable import StoredVariable
+from mpidist.parameter_server.server.stored_optimizer import StoredOptimizer, StoredVariable
 from mpidist.parameter_server.update import Update
 from mpidist.variables import IndexedSlices
-
-#: What `assign` and `scatter` do, by verb; NumPy's functions for rows that are named several times.
-_VERBS = {
-    "assign": None,
-    "assign_add": numpy.add,
-    "assign_sub": numpy.subtract,
-    "scatter_update": None,
-    "scatter_add": numpy.add,
-    "scatter_sub": numpy.subtract,
-    "scatter_mul": numpy.multiply,
-    "scatter_div": numpy.divide,
-    "scatter_max": numpy.maximum,
-    "scatter_min": numpy.minimum,
-}
+from mpidist.variables.variable import VERBS
 
 
 @dataclass
@@ -198,7 +184,7 @@ class Store:
 
     def assign(self, key: Key, verb: str, value: Any) -> None:
         """Set all of a variable, or add to it, or subtract from it."""
-        operation = _VERBS[verb]
+        operation = VERBS[verb]
         if operation is not None:
             self.require_whole([key])
         self._assign(key, operation, value)
@@ -226,7 +212,7 @@ class Store:
         _check_rows(self.variables[key].spec, indices)
         self.require_whole([key])
         table = self.make_table(key).storage
-        operation = _VERBS[verb]
+        operation = VERBS[verb]
         if operation is None:
             table[indices] = rows
         else:
@@ -260,9 +246,13 @@ class Store:
         update, (_, payload, scale) = target.update, pushed[0]
         weights = [1.0]
         if len(pushed) > 1:
-            scale, weights = _weights([own for *_, own in pushed])
+            # the largest for the mean, which keeps the loss scale: its dtype may have 16 bits
+            scale = max(own for *_, own in pushed) or 1.0
+            weights = [own / scale for *_, own in pushed]
         optimizer = self.optimizers[number]
-        self._require_unbroken(optimizer, target.plan)
+        optimizer.require_whole()
+        if self._torn:
+            self.require_whole([spec.key for spec in (*target.plan.dense, *target.plan.sparse)])
         rows = self._rows(target.plan, pushed, weights) if target.plan.sparse else []
         if len(pushed) > 1:
             payload = target.mean_of([each for _, each, _ in pushed], weights)
@@ -282,7 +272,10 @@ class Store:
         except NoCopy:
             raise
         except BaseException as error:
-            self._break_off(optimizer, begun, f"its update ended with {type(error).__name__}: {error}")
+            if begun:  # what may have been changed in place
+                cause = f"its update ended with {type(error).__name__}: {error}"
+                self._torn.update(dict.fromkeys(begun, cause))
+                optimizer.tear(cause)
             raise
         if copy >= 0:
             update.commit(copy)
@@ -290,22 +283,18 @@ class Store:
             self._table_versions[variable.spec.key] += 1
         rule.iterations = steps + 1
 
-    def _require_unbroken(self, optimizer: StoredOptimizer, plan: PushPlan) -> None:
-        optimizer.require_whole()
-        if self._torn:
-            self.require_whole([spec.key for spec in (*plan.dense, *plan.sparse)])
-
-    def _break_off(self, optimizer: StoredOptimizer, begun: list[Key], cause: str) -> None:
-        """Take note of what an update that has raised may have changed in place."""
-        if begun:
-            self._torn.update(dict.fromkeys(begun, cause))
-            optimizer.tear(cause)
-
     def target(self, number: int, planned: Planned) -> _Target:
         """Return what a plan means with an optimizer and the present layout."""
         self.make_room(number, planned.plan)
         if number not in planned.targets:
-            planned.targets[number] = self._made_target(self.optimizers[number], planned.plan)
+            plan = planned.plan
+            alone = []
+            for spec, (section, first) in zip(plan.dense, plan.places, strict=True):
+                if spec.key in self._tables:
+                    wire = plan.sections[section]
+                    begin, end = (wire.start + (first + n) * wire.dtype.itemsize for n in (0, spec.size))
+                    alone.append((self.variables[spec.key], slice(begin, end), wire.dtype))
+            planned.targets[number] = _Target(Update(self.optimizers[number], plan, self.buffers), plan, alone)
         return planned.targets[number]
 
     def make_room(self, number: int, plan: PushPlan) -> None:
@@ -328,16 +317,6 @@ class Store:
         self.lay_out()
         if self.optimizers[number].restore(state, self.variables, self.buffers):
             self.slots_moved(number)
-
-    def _made_target(self, optimizer: StoredOptimizer, plan: PushPlan) -> _Target:
-        variables = [self.variables[spec.key] for spec in plan.dense]
-        alone = []
-        for variable, (section, first) in zip(variables, plan.places, strict=True):
-            if variable.spec.key in self._tables:
-                wire = plan.sections[section]
-                begin, end = (wire.start + (first + n) * wire.dtype.itemsize for n in (0, variable.spec.size))
-                alone.append((variable, slice(begin, end), wire.dtype))
-        return _Target(Update(optimizer, plan, variables, self.buffers), plan, alone)
 
     def _rows(
         self, plan: PushPlan, pushed: Sequence[Pushed], weights: Sequence[float]
@@ -366,15 +345,6 @@ def _rows_of(plan: PushPlan, spec: VariableSpec, payload: Any, numbers: slice, w
     indices = payload[numbers].view(numpy.int64)
     _check_rows(spec, indices)
     return indices, payload[where].view(plan.wire_dtype(spec)).reshape(len(indices), *spec.shape[1:])
-
-
-def _weights(scales: Sequence[float]) -> tuple[float, list[float]]:
-    """Return the largest scale, for the mean, and what each gradient is multiplied by before.
-
-    The mean keeps the loss scale that way: it is written in the dtype of the gradients, which may have 16 bits.
-    """
-    largest = max(scales) or 1.0
-    return largest, [scale / largest for scale in scales]
 
 
 def _times(values: Any, weight: float) -> Any:

@@ -13,10 +13,21 @@ from mpidist.optimizers.rule import Rule, by_name
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.optimizers.updates.parts import update_part
 from mpidist.parameter_server.copies import Buffers, OwnSlotCopies
-from mpidist.parameter_server.layout import Key
+from mpidist.parameter_server.layout import Key, VariableSpec, slots_of
 from mpidist.parameter_server.served_optimizer import ServedOptimizer, is_ours
-from mpidist.parameter_server.stored_variable import StoredVariable
 from mpidist.variables import IndexedSlices
+
+
+class StoredVariable:
+    """A variable, or a shard of one, on its server: what rules need of it.
+
+    `storage` is the value of a table; of a variable among others, in whichever copy it was made.
+    """
+
+    def __init__(self, spec: VariableSpec, storage: Any) -> None:
+        self.spec = spec
+        self.storage = storage
+        self.name, self.whole_name, self.shape, self.dtype = spec.name, spec.whole_name, spec.shape, spec.dtype
 
 
 class StoredOptimizer(ServedOptimizer):
@@ -147,11 +158,7 @@ class StoredOptimizer(ServedOptimizer):
 
     def restore(self, state: dict[str, Any], variables: dict[Key, StoredVariable], buffers: Buffers) -> bool:
         """Take over what `state` gave, for variables of this server; return what `admit` returns."""
-        values: dict[Key, dict[str, Any]] = {}
-        for name, value in state.items():
-            if name.count("/") == 2:
-                number, shard, slot = name.split("/")
-                values.setdefault((int(number), int(shard)), {})[slot] = value
+        values = slots_of(state)
         beside = [key for key in values if key in buffers.layout.index]
         has_moved = self.admit(buffers, beside)
         for key in values:

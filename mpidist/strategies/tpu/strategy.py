@@ -53,6 +53,8 @@ class TPUStrategy(Strategy):
         The assignment is for another number of ranks.
     """
 
+    extended: MeshExtended
+
     def __init__(
         self,
         tpu_cluster_resolver: ClusterResolver | None = None,
@@ -74,13 +76,8 @@ class TPUStrategy(Strategy):
                 assignment.num_cores_per_replica,
             )
 
-    @property
-    def _mesh(self) -> MeshExtended:
-        assert isinstance(self.extended, MeshExtended)
-        return self.extended
-
     def _make_replica_context(self) -> MeshReplicaContext:
-        return MeshReplicaContext(self, self._mesh)
+        return MeshReplicaContext(self, self.extended)
 
     def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
         """Return the value that a logical device of this replica has for a tensor, on every rank of the replica.
@@ -99,7 +96,7 @@ class TPUStrategy(Strategy):
         ValueError
             A replica has no such logical device.
         """
-        devices = self._mesh.num_logical_devices
+        devices = self.extended.num_logical_devices
         if not 0 <= logical_device_id < devices:
             raise ValueError(
                 "The logical device id presented is not consistent with total number of partitions specified by the "
@@ -128,10 +125,10 @@ class TPUStrategy(Strategy):
             parts as logical devices.
         """
         array = component(tensor)
-        check_partition(array.shape, partition_dimensions, self._mesh.num_logical_devices)
-        if self._mesh.num_logical_devices == 1:
+        check_partition(array.shape, partition_dimensions, self.extended.num_logical_devices)
+        if self.extended.num_logical_devices == 1:
             return tensor
-        part = part_of(array, partition_dimensions, self._mesh.logical_device)
+        part = part_of(array, partition_dimensions, self.extended.logical_device)
         own = arrays.empty(part.shape, part.dtype, part)
         own[...] = part
         return own
@@ -144,7 +141,7 @@ class TPUStrategy(Strategy):
         return self._from_logical_device(tensor, 0)
 
     def _from_logical_device(self, tensor: Any, logical_device: int) -> Any:
-        mesh = self._mesh
+        mesh = self.extended
         if mesh.num_logical_devices == 1:
             return tensor
         is_given = mesh.logical_device == logical_device or isinstance(tensor, numpy.ndarray)

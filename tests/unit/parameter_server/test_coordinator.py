@@ -38,6 +38,8 @@ from tests.unit.parameter_server.jobs import one_worker
 class Client:
     """Of no servers: counts what an executor asks of it."""
 
+    servers = ()
+
     def __init__(self) -> None:
         self.refreshed = self.flushed = self.idled = 0
 

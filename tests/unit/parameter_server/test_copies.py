@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.parameter_server.copies import Buffers, NoCopy, OwnSlotCopies, Reader, SlotCopies, Variables
+from mpidist.parameter_server.copies import mapped as mapping
 from mpidist.parameter_server.layout import Layout, VariableSpec
 from mpidist.parameter_server.ledger import Ledger
 from mpidist.runtime import shared_memory
@@ -187,7 +188,7 @@ def take_steps(steps):
     names = ("m", "vv")
     own = [OwnSlotCopies(buffers.layout, names, 2, {"vv": 0.5}, shares=True) for _ in range(2)]
     assert all(slots.admit([(index, 0) for index in range(3)]) for slots in own)
-    mapped = [SlotCopies.mapped(buffers.layout, names, 2, slots.path, slots.token) for slots in own]
+    mapped = [SlotCopies(buffers.layout, names, 2, mapping(slots.path, slots.token)) for slots in own]
     values, kept = [0.0] * 3, [{index: [0.0, 0.5] for index in range(3)} for _ in range(2)]
     for value, (number, changed, stores) in enumerate(steps, start=1):
         before = buffers.current

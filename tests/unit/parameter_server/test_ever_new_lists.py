@@ -242,7 +242,7 @@ def by_updates(strategy, lists, again):
         for _ in range(again):
             strategy.run(lambda pairs=pairs: optimizer.apply_gradients(pairs))
     lists = list(installed().client.plans.lists)
-    known = [known.planned() for known in optimizer._updates._known]
+    known = [known[-1]() for known in optimizer._updates._known]
     assert all(planned is None or planned in lists for planned in known)
     return [variable.value.tolist() for variable in variables], len(lists)
 
