@@ -1,7 +1,5 @@
 """Collectives for autograd, the gradient library of NumPy: gradients flow through them."""
 
-from typing import TYPE_CHECKING
-
 from mpidist.errors import MissingDependencyError
 from mpidist.hints import public_module
 from mpidist.packages import pip_install
@@ -15,5 +13,4 @@ from mpidist.frameworks.autograd import all_gather, all_reduce
 
 __all__ = ["all_gather", "all_reduce"]
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = public_module(__name__)
+public_module(__name__)

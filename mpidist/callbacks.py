@@ -1,10 +1,7 @@
 """The callbacks, under their public name."""
 
-from typing import TYPE_CHECKING
-
 from mpidist.hints import public_module
 from mpidist.training.callbacks import *  # noqa: F403
 from mpidist.training.callbacks import __all__ as __all__
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = public_module(__name__)
+public_module(__name__)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpidist.arrays import list_physical_devices
 from mpidist.hints import public_module
 
 __all__ = ["experimental_connect_to_cluster", "experimental_connect_to_host", "list_physical_devices"]
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = public_module(__name__)
+public_module(__name__)
 
 
 def experimental_connect_to_cluster(cluster_spec_or_resolver: Any, *args: Any, **kwargs: Any) -> None:

@@ -200,4 +200,5 @@ def quoted(value: object) -> str:
 
 if not TYPE_CHECKING:
     __all__ = [name for name, value in vars().items() if isinstance(value, type) and value.__module__ == __name__]
-    __getattr__, __dir__ = public_module(__name__)
+
+public_module(__name__)

@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpidist.errors import MissingDependencyError
 from mpidist.hints import public_module
@@ -84,5 +84,4 @@ def model_to_estimator(
     return found
 
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = public_module(__name__)
+public_module(__name__)

@@ -83,9 +83,12 @@ _HINT_OF = {name: hint for names, hint in _HINTS.items() for name in names.split
 _modules: set[str] = set()
 
 
-def public_module(module: str) -> tuple[Callable[[str], NoReturn], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for a module whose public names are its ``__all__``."""
-    return missing_names(module), lambda: _names_of(module)
+def public_module(module: str) -> None:
+    """Give a module whose public names are its ``__all__`` a ``__dir__`` of these, and a ``__getattr__`` with hints.
+
+    Type checkers do not see them: with a ``__getattr__`` every name would be there.
+    """
+    vars(sys.modules[module]).update(__getattr__=missing_names(module), __dir__=lambda: _names_of(module))
 
 
 def missing_names(module: str) -> Callable[[str], NoReturn]:

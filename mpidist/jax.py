@@ -1,7 +1,5 @@
 """Training of JAX models on MPI ranks: `reduce_tree` for gradients, `broadcast_tree` for parameters, and optax."""
 
-from typing import TYPE_CHECKING
-
 from mpidist.errors import MissingDependencyError
 from mpidist.hints import public_module
 from mpidist.packages import pip_install
@@ -18,5 +16,4 @@ from mpidist.frameworks.jax.reduction import TreeReduction, reduce_tree
 
 __all__ = ["TreeReduction", "all_gather", "all_reduce", "broadcast_tree", "distributed", "reduce_tree"]
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = public_module(__name__)
+public_module(__name__)

@@ -1,6 +1,6 @@
 """Keras 3 models train on MPI ranks, with the backends JAX and PyTorch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpidist.data import Dataset
 from mpidist.errors import MissingDependencyError
@@ -70,5 +70,4 @@ def distribute(obj: Any, strategy: Any = None) -> Any:
     return _distribute(MultiWorkerMirroredStrategy() if strategy is None else strategy, [obj])[0]
 
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = public_module(__name__)
+public_module(__name__)

@@ -10,12 +10,17 @@ from pathlib import Path
 BOOT_ID, PROCESS_NUMBERS = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"
 
 
-def boot_id() -> str:
-    """Return the number of the machine's start; "" where the system has none.  Local."""
+def text_of(path: str | Path) -> str:
+    """Return what a file of the system says, empty where there is none.  Local."""
     try:
-        return Path(BOOT_ID).read_text().strip()
+        return Path(path).read_text()
     except OSError:
         return ""
+
+
+def boot_id() -> str:
+    """Return the number of this machine's start, empty where it does not say.  Local."""
+    return text_of(BOOT_ID).strip()
 
 
 def process_numbers() -> str:

@@ -1,7 +1,6 @@
 """PyTorch models train on MPI ranks: Horovod's names, `DistributedDataParallel`, and what they are made of."""
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from mpidist.compression import BFloat16, Float16
 from mpidist.errors import MissingDependencyError
@@ -46,5 +45,4 @@ __all__ = [
 ]
 __all__ += horovod_names.__all__
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = public_module(__name__)
+public_module(__name__)

@@ -6,12 +6,11 @@ They work on `world_communicator`, on one rank as on many.  Every rank of the jo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from mpidist import arrays, nest
+from mpidist import arrays
 from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend
-from mpidist.collectives.exchange.split_rows import SplitRows
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.persistent_all_reduce import PersistentAllReduce
 from mpidist.collectives.persistent_collective import PersistentCollective
@@ -260,7 +259,7 @@ def all_gather_init(like: Any, axis: int = 0, *, timeout_seconds: float | None =
     Text has one width on all ranks.
     """
     ranks = world_communicator()
-    return _bound(like, lambda leaf, paths: ranks.all_gather_init(leaf, axis, paths), timeout_seconds)
+    return PersistentCollective(lambda leaf: ranks.all_gather_init(_array(leaf), axis), like, _array, timeout_seconds)
 
 
 def gather_init(
@@ -271,7 +270,7 @@ def gather_init(
     Text has one width on all ranks.
     """
     ranks = world_communicator()
-    return _bound(like, lambda leaf, paths: ranks.gather_init(leaf, root, axis, paths), timeout_seconds)
+    return PersistentCollective(lambda leaf: ranks.gather_init(_array(leaf), root, axis), like, _array, timeout_seconds)
 
 
 def reduce_scatter_init(
@@ -279,18 +278,18 @@ def reduce_scatter_init(
 ) -> PersistentCollective:
     """Return the `reduce_scatter` of values like this one.  Local."""
     ranks, verb = world_communicator(), ReduceOp.parse(op).verb
-    return _bound(like, lambda leaf, paths: ranks.reduce_scatter_init(leaf, verb, paths), timeout_seconds)
+    return PersistentCollective(
+        lambda leaf: ranks.reduce_scatter_init(_array(leaf), verb), like, _array, timeout_seconds
+    )
 
 
 def broadcast_init(like: Any, root: int = 0, *, timeout_seconds: float | None = None) -> PersistentCollective:
     """Return the `broadcast` of values like this one.  Local."""
     ranks = world_communicator()
-    return _bound(like, lambda leaf, paths: ranks.broadcast_init(leaf, root, paths), timeout_seconds)
+    return PersistentCollective(lambda leaf: ranks.broadcast_init(_array(leaf), root), like, _array, timeout_seconds)
 
 
-def all_to_all_init(
-    like: Any, splits: Sequence[int] | None = None, *, timeout_seconds: float | None = None
-) -> Bound | SplitRows:
+def all_to_all_init(like: Any, splits: Sequence[int] | None = None, *, timeout_seconds: float | None = None) -> Bound:
     """Return the `all_to_all` of arrays like this one, of any number of rows.  Local.
 
     It is called, or started, with an array, or with an array and its splits as a tuple; `splits` are for calls that
@@ -309,15 +308,6 @@ def send_init(like: Any, to: int) -> BoundSend:
 def receive_init(like: Any, source: int) -> BoundReceive:
     """Return the `receive` of arrays like this one, which may be started before they are sent.  Local."""
     return world_communicator().receive_init(_array(like), source)
-
-
-def _bound(
-    like: Any, bind: Callable[[Any, tuple[str, ...]], Bound], timeout_seconds: float | None
-) -> PersistentCollective:
-    bounds = [bind(_array(leaf), paths) for leaf, paths in one_by_one(*nest.with_paths(like))]
-    for bound in bounds:
-        bound.timeout_seconds = timeout_seconds
-    return PersistentCollective(bounds, like, _array)
 
 
 def _array(value: Any) -> Any:

@@ -51,6 +51,13 @@ class Call:
         """
         self.digest, self._say_more = self._digest ^ digest, say
 
+    def with_paths(self, paths: Sequence[str]) -> Call:
+        """Return this call for the first leaf of a structure, of all of whose leaves these are the paths.  Local."""
+        if not paths:
+            return self
+        facts = (fact(f"leaf {at}", path) for at, path in enumerate(paths))
+        return Call(self._described["call"], [*self._described["tensors"], *facts])
+
     @property
     def description(self) -> Description:
         """What the ranks tell each other where digests differ."""
@@ -59,14 +66,6 @@ class Call:
         facts, advice = self._say_more()
         more = [[label, dtype, list(shape)] for label, dtype, shape in facts]
         return {**self._described, "tensors": [*self._described["tensors"], *more], "advice": advice}
-
-
-def call_of_leaf(name: str, dtype: Any, shape: Sequence[int], paths: Sequence[str] = ()) -> Call:
-    """Return the call of that name for one array.
-
-    `paths` are those of all leaves of the structure whose first one it is.
-    """
-    return Call(name, [("", dtype, shape), *(fact(f"leaf {at}", path) for at, path in enumerate(paths))])
 
 
 def _summary(description: Description) -> str:

@@ -15,20 +15,19 @@ from mpidist.collectives.engine import Engine
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.array_collectives import ArrayCollectives
 from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend, PointToPoint
-from mpidist.collectives.exchange.split_rows import SplitRows
 from mpidist.collectives.header import Header
 from mpidist.collectives.observer import NOBODY, Observer
 from mpidist.collectives.persistent import Bound, Once, Started
 from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
-from mpidist.collectives.reductions.in_place import bind_buffer
-from mpidist.collectives.reductions.list_reductions import reduce_list
+from mpidist.collectives.reductions.in_place import bind_in_place
+from mpidist.collectives.reductions.list_reductions import adjusted_list
 from mpidist.collectives.reductions.plan_cache import Bindings
 from mpidist.collectives.ways import selection
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.chooser import Chooser
-from mpidist.collectives.ways.device_ways import DeviceWays
+from mpidist.collectives.ways.device_ways import DeviceReplay, DeviceWays
 from mpidist.collectives.ways.lanes import Lanes
-from mpidist.collectives.ways.messages import Messages
+from mpidist.collectives.ways.messages import Messages, Native
 from mpidist.collectives.ways.node_memory import NodeMemory
 from mpidist.collectives.ways.packed import Replay, bind_packed
 from mpidist.collectives.ways.pieces import Pieces
@@ -183,10 +182,10 @@ class Communicator:
         if bound is not None:
             return bound
         kind = _OF_HOST if kind is None else arrays.empty(0, kind.dtype, kind)
-        # MPI's own all-reduce is quicker where values and results lie apart.
-        is_apart = way.algorithm == "native" and not arrays.is_device(kind)
         scratch = Scratch() if scratch is None else scratch
         replay = self._replay(sources.elements, dtypes[1], kind, op, way.algorithm)
+        # MPI's own all-reduce is quicker where values and results lie apart.
+        is_apart = isinstance(replay, Native) and not arrays.is_device(kind)
         packed = bind_packed(replay, kind, sources, targets, dtypes, scale, is_apart, scratch, self.observer)
         return self.observer.reduction(packed)
 
@@ -194,7 +193,7 @@ class Communicator:
         """Return what reduces flat buffers of that kind."""
         memory = self.devices.memory(kind)
         if memory is not None and self.size > 1 and elements:
-            return self.devices.bind(memory, dtype, op, algorithm)
+            return DeviceReplay(self.devices, self, memory, dtype, op, algorithm)
         chosen = self._chooser.by_messages(elements * dtype.itemsize, algorithm)
         return self._messages.bind(elements, dtype, kind, op, chosen)
 
@@ -282,7 +281,8 @@ class Communicator:
 
     def _bind_buffer(self, buffer: Any, op: str, algorithm: str | None, timeout_seconds: float | None) -> Bound:
         self._arrays.checked(buffer, op)
-        return bind_buffer(self, buffer, op, algorithm, timeout_seconds)
+        signatures = [("", buffer.dtype, tuple(buffer.shape))]
+        return bind_in_place(self, signatures, op, algorithm, timeout_seconds, buffer, is_checked=True)
 
     def all_reduce_list(
         self,
@@ -311,7 +311,9 @@ class Communicator:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError, ValueError
         """
-        return reduce_list(self, tensors, op, adjustment, timeout_seconds, names)
+        if adjustment == AS_IT_IS or not tensors:
+            return self.engine()(tensors, op, names, timeout_seconds) if tensors else []
+        return adjusted_list(self, tensors, op, adjustment, timeout_seconds, names)
 
     def all_reduce_init(
         self,
@@ -375,8 +377,8 @@ class Communicator:
             The caller's own.  Means of integers are float64; 16-bit floats are reduced in float32 and rounded once.
         """
         array = self._as_array(array)
-        key = ("reduce_scatter", op, type(array), array.dtype, array.shape, paths)
-        return self.bindings.call(key, self._arrays.bind_reduce_scatter, (array, op, paths), array, timeout_seconds)
+        key = ("reduce_scatter", op, type(array), array.dtype, array.shape)
+        return self.bindings.call(key, self._arrays.bind_reduce_scatter, (array, op), array, timeout_seconds, paths)
 
     def all_gather(
         self, array: Any, axis: int = 0, timeout_seconds: float | None = None, paths: tuple[str, ...] = ()
@@ -398,8 +400,8 @@ class Communicator:
         if array.dtype.kind in "SU":
             array = self._widened(array, "all_gather", timeout_seconds)
         others = array.shape[1:] if axis == 0 else (axis, array.shape[:axis], array.shape[axis:][1:])
-        key = ("all_gather", type(array), array.dtype, array.ndim, others, paths)
-        return self.bindings.call(key, self._arrays.bind_gather, (array, axis, None, paths), array, timeout_seconds)
+        key = ("all_gather", type(array), array.dtype, array.ndim, others)
+        return self.bindings.call(key, self._arrays.bind_gather, (array, axis, None), array, timeout_seconds, paths)
 
     def gather(
         self,
@@ -426,8 +428,8 @@ class Communicator:
         if array.dtype.kind in "SU":
             array = self._widened(array, "gather", timeout_seconds)
         others = array.shape[:axis], array.shape[axis:][1:]
-        key = ("gather", root, axis, type(array), array.dtype, array.ndim, others, paths)
-        return self.bindings.call(key, self._arrays.bind_gather, (array, axis, root, paths), array, timeout_seconds)
+        key = ("gather", root, axis, type(array), array.dtype, array.ndim, others)
+        return self.bindings.call(key, self._arrays.bind_gather, (array, axis, root), array, timeout_seconds, paths)
 
     def all_to_all(
         self, array: Any, splits: Sequence[int] | None = None, timeout_seconds: float | None = None
@@ -490,9 +492,8 @@ class Communicator:
         Collective: every rank calls it in the same order.  `paths` as for `reduce_scatter`.
         """
         array = self._as_array(array)
-        key = ("broadcast_copy", root, type(array), array.dtype, array.shape, paths)
-        bind = self._arrays.bind_broadcast
-        return self.bindings.call(key, bind, (array, root, False, paths), array, timeout_seconds)
+        key = ("broadcast_copy", root, type(array), array.dtype, array.shape)
+        return self.bindings.call(key, self._arrays.bind_broadcast, (array, root), array, timeout_seconds, paths)
 
     # -- from one rank to another --------------------------------------------------------------------------------------
 
@@ -546,36 +547,38 @@ class Communicator:
 
     # -- bound once, called or started every step: see `Bound` ----------------------------------------------------
 
-    def all_gather_init(self, like: Any, axis: int = 0, paths: tuple[str, ...] = ()) -> Bound:
+    def all_gather_init(self, like: Any, axis: int = 0) -> Bound:
         """Return the `all_gather` of arrays like this one, of any length of `axis`.  Local.
 
         Text has one width on all ranks.
         """
-        return self._arrays.bind_gather(like, axis, None, paths)
+        return self._arrays.bind_gather(like, axis, None)
 
-    def gather_init(self, like: Any, root: int = 0, axis: int = 0, paths: tuple[str, ...] = ()) -> Bound:
+    def gather_init(self, like: Any, root: int = 0, axis: int = 0) -> Bound:
         """Return the `gather` of arrays like this one, of any length of `axis`.  Local.
 
         Text has one width on all ranks.
         """
-        return self._arrays.bind_gather(like, axis, root, paths)
+        return self._arrays.bind_gather(like, axis, root)
 
-    def reduce_scatter_init(self, like: Any, op: str = "sum", paths: tuple[str, ...] = ()) -> Bound:
+    def reduce_scatter_init(self, like: Any, op: str = "sum") -> Bound:
         """Return the `reduce_scatter` of arrays like this one.  Local."""
-        return self._arrays.bind_reduce_scatter(like, op, paths)
+        return self._arrays.bind_reduce_scatter(like, op)
 
-    def broadcast_init(self, like: Any, root: int = 0, paths: tuple[str, ...] = ()) -> Bound:
+    def broadcast_init(self, like: Any, root: int = 0) -> Bound:
         """Return the `broadcast_copy` of arrays like this one.  Local."""
-        return self._arrays.bind_broadcast(like, root, False, paths)
+        return self._arrays.bind_broadcast(like, root)
 
-    def all_to_all_init(self, like: Any, splits: Sequence[int] | None = None) -> Bound | SplitRows:
+    def all_to_all_init(self, like: Any, splits: Sequence[int] | None = None) -> Bound:
         """Return the `all_to_all` of arrays like this one, of any number of rows.  Local.
 
         It is called, or started, with an array, or with an array and its splits as a tuple; `splits` are for calls that
         give none.
         """
         bound = self._arrays.bind_all_to_all(like)
-        return bound if splits is None else SplitRows(bound, splits, self.size)
+        if splits is not None:
+            bound.splits = plain.checked_splits(sum(splits), splits, self.size)
+        return bound
 
     def send_init(self, like: Any, to: int) -> BoundSend:
         """Return the `send` of arrays like this one.  Local."""

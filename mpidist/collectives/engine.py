@@ -90,7 +90,7 @@ class Engine:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError
         """
-        return self._reduce(self.recent(op, timeout_seconds), tensors, names)
+        return self.recent(op, timeout_seconds).reduce(tensors, names)
 
     def flat(
         self,
@@ -103,7 +103,7 @@ class Engine:
 
         Collective: every rank calls it in the same order.
         """
-        return self._reduce(self.recent(op, timeout_seconds, is_packed=True), tensors, names)
+        return self.recent(op, timeout_seconds, is_packed=True).reduce(tensors, names)
 
     def recent(self, op: str, timeout_seconds: float | None = None, is_packed: bool = False) -> Recent:
         """Return the lists that were reduced last by this operation, with this deadline.  Local."""
@@ -112,7 +112,8 @@ class Engine:
         if key not in self._recent:
             if len(self._recent) >= _KEPT_DEADLINES:
                 self._recent.clear()
-            self._recent[key] = Recent(self._ranks, *key)
+            question = Question(op, None, self._bytes_per_pack, self._algorithm, is_packed)
+            self._recent[key] = Recent(self._ranks, question, seconds)
         return self._recent[key]
 
     def bind(
@@ -196,27 +197,6 @@ class Engine:
             return None
         return FusedUpdate(self._ranks, self._algorithm, self.timeout_seconds, in_one_copy)
 
-    def _reduce(self, recent: Recent, tensors: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
-        """Reduce a list that is like the last one, or is not."""
-        labels = None if names is None else tuple(names)
-        results = recent(tensors, labels)
-        return self._anew(recent, tensors, labels) if results is None else results
-
-    def _anew(self, recent: Recent, tensors: Sequence[Any], labels: tuple[str, ...] | None) -> list[Any]:
-        """Reduce a list that is not like the last one."""
-        question = Question(recent.op, labels, self._bytes_per_pack, self._algorithm, recent.is_packed)
-        key = question.key(tensors)
-        bound = self._ranks.bindings.find(key)
-        if bound is not None:
-            recent.remember(bound, len(tensors))
-            results = recent(tensors, labels)
-            if results is not None:
-                return results
-        # Who takes its tensors in the order of their axes once does so for good: ranks then agree whatever they get.
-        bound = bind_list(self._ranks, tensors, question, recent.timeout_seconds, in_memory_order=bound is None)
-        bound.key = key
-        return recent.reduce_by(bound, tensors, labels)
-
 
 class Recent:
     """The lists that were reduced last by one operation, by length: the list that comes next is mostly like one.
@@ -225,11 +205,8 @@ class Recent:
     results are given as they were packed.
     """
 
-    def __init__(self, ranks: Communicator, op: str, timeout_seconds: float | None, is_packed: bool) -> None:
-        self.op = op
-        self.timeout_seconds = timeout_seconds
-        self.is_packed = is_packed
-        self._ranks = ranks
+    def __init__(self, ranks: Communicator, question: Question, timeout_seconds: float | None) -> None:
+        self._ranks, self._question, self._timeout_seconds = ranks, question, timeout_seconds
         self._in_shared_memory = ranks.in_shared_memory
         self._use = ranks.bindings.use
         self._last: dict[int, ref[BoundList]] = {}
@@ -242,8 +219,8 @@ class Recent:
         if self._in_shared_memory and len(tensors):
             buffers = self._in_shared_memory.get(id(tensors[0]))
             if buffers is not None and buffers.holds(tensors):
-                results = buffers.reduced(self.op, self.timeout_seconds)
-                if not self.is_packed:
+                results = buffers.reduced(self._question.op, self._timeout_seconds)
+                if not self._question.is_packed:
                     return results
                 return [Packed((at,), (0, each.size), each.reshape(-1)) for at, each in enumerate(results)]
         last = self._last.get(len(tensors))
@@ -251,29 +228,39 @@ class Recent:
         if bound is None or bound.question.names != names:
             return None
         try:
-            results = bound.attempt(tensors, self.timeout_seconds)
+            results = bound.attempt(tensors, self._timeout_seconds)
         except OrdersDiffer:  # on all ranks
-            return self._in_order_of_axes(bound, tensors, names)
+            return self._anew(tensors, names, in_memory_order=False)
         if results is UNLIKE:
             return None
         self._use(bound)
         return results
 
-    def remember(self, bound: BoundList, length: int) -> None:
-        """Take note that the next list of that length is mostly like this one; nothing here keeps it.  Local."""
-        if len(self._last) >= _KEPT_LENGTHS:
-            self._last.clear()
-        self._last[length] = ref(bound)
+    def reduce(self, tensors: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
+        """Reduce any list; parameters and errors as for a call of `Engine`.  Collective."""
+        labels = None if names is None else tuple(names)
+        results = self(tensors, labels)
+        if results is not None:
+            return results
+        bound = self._ranks.bindings.find(self._question._replace(names=labels).key(tensors))
+        if bound is not None:
+            self._remember(bound, len(tensors))
+            results = self(tensors, labels)
+        # Who takes its tensors in the order of their axes once does so for good: ranks then agree whatever they get.
+        return self._anew(tensors, labels, in_memory_order=bound is None) if results is None else results
 
-    def reduce_by(self, bound: BoundList, tensors: Sequence[Any], names: tuple[str, ...] | None) -> list[Any]:
-        """Reduce a list by what was just bound for it.  Collective."""
-        self.remember(bound, len(tensors))
+    def _anew(self, tensors: Sequence[Any], names: tuple[str, ...] | None, in_memory_order: bool) -> list[Any]:
+        """Reduce a list that is like none, or whose tensors lie in memory otherwise on other ranks."""
+        question = self._question._replace(names=names)
+        bound = bind_list(self._ranks, tensors, question, self._timeout_seconds, in_memory_order)
+        bound.key = question.key(tensors)
+        self._remember(bound, len(tensors))
         results = self(tensors, names)
         assert results is not None  # it was bound for these
         return results
 
-    def _in_order_of_axes(self, unfit: BoundList, tensors: Sequence[Any], names: tuple[str, ...] | None) -> list[Any]:
-        """Reduce a list whose tensors lie in memory otherwise on other ranks."""
-        bound = bind_list(self._ranks, tensors, unfit.question, self.timeout_seconds, in_memory_order=False)
-        bound.key = unfit.question.key(tensors)
-        return self.reduce_by(bound, tensors, names)
+    def _remember(self, bound: BoundList, length: int) -> None:
+        """Take note that the next list of that length is mostly like this one; nothing here keeps it."""
+        if len(self._last) >= _KEPT_LENGTHS:
+            self._last.clear()
+        self._last[length] = ref(bound)

@@ -15,7 +15,7 @@ import numpy
 
 from mpidist import arrays
 from mpidist.cluster.topology import Topology
-from mpidist.collectives.call import Call, call_of_leaf
+from mpidist.collectives.call import Call
 from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.mismatch import mismatch_error
@@ -107,20 +107,12 @@ class GroupCommunicator(Communicator):
         result = arrays.empty(shape, dtype, numpy.empty(0) if array is None else array)
         if self.rank == root:
             result[...] = array
-        self._send_from(root, result, watch)
+        plain.from_root(self.transport, result, root, watch)
         return result
-
-    def _send_from(self, root: int, array: Any, watch: Watch) -> None:
-        """Give the array of `root` to the others of the group, in place."""
-        if self.rank == root:
-            others = [member for member in range(self.size) if member != root]
-            self.transport.wait([self.transport.send(array, member) for member in others], watch)
-        else:
-            self.transport.wait([self.transport.receive(array, root)], watch)
 
     def _compare_shapes(self, name: str, dtype: Any, shape: Sequence[int], paths: Sequence[str], watch: Watch) -> None:
         """Raise on all ranks of the group unless they gave arrays of one shape, and structures of the same paths."""
-        description = call_of_leaf(name, dtype, shape, paths).description
+        description = Call(name, [("", dtype, shape)]).with_paths(paths).description
         answers = self.transport.exchange(json.dumps(description).encode(), watch)
         if len(set(answers)) > 1:
             error = mismatch_error([json.loads(raw) for raw in answers], watch.call, self.rank)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from mpidist import nest
 from mpidist.collectives.handle import Handle, together
 from mpidist.collectives.persistent import Bound
+from mpidist.collectives.structures import one_by_one
 
 
 class PersistentCollective:
@@ -15,17 +16,29 @@ class PersistentCollective:
 
     Parameters
     ----------
-    bounds : sequence of Bound
-        One for each leaf.
+    bind : callable
+        ``bind(leaf)`` returns the collective of a leaf of `like`.
     like : array, or nested tuples, lists and dicts of arrays
         Its structure counts; no reference to it is kept.
     array_of : callable
-        ``array_of(leaf)`` returns the array that a leaf is.
+        ``array_of(leaf)`` returns the array that a leaf of a value is.
+    timeout_seconds : float, optional
+        Of each call.
     """
 
-    def __init__(self, bounds: Sequence[Bound], like: Any, array_of: Callable[[Any], Any]) -> None:
-        self._bounds, self._array_of = list(bounds), array_of
-        self._structure = nest.numbered(like)
+    def __init__(
+        self,
+        bind: Callable[[Any], Bound],
+        like: Any,
+        array_of: Callable[[Any], Any],
+        timeout_seconds: float | None = None,
+    ) -> None:
+        self._array_of, self._structure = array_of, nest.numbered(like)
+        self._bounds: list[Bound] = []
+        for leaf, paths in one_by_one(*nest.with_paths(like)):
+            bound = bind(leaf)
+            bound.call, bound.timeout_seconds = bound.call.with_paths(paths), timeout_seconds
+            self._bounds.append(bound)
 
     def __call__(self, value: Any) -> Any:
         """Carry it out for a value like the one that this was made for.

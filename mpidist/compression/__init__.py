@@ -6,8 +6,6 @@ by `all_reduce_init`, or with ``compression=`` of a framework's adapter, sends w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mpidist.compression.base import Compression
 from mpidist.compression.compressed import CompressedAllReduce
 from mpidist.compression.floats import BFloat16, Float16
@@ -17,5 +15,4 @@ from mpidist.hints import public_module
 
 __all__ = ["BFloat16", "CompressedAllReduce", "Compression", "Float16", "TopK", "all_reduce_init"]
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = public_module(__name__)
+public_module(__name__)

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any
 
 import numpy
 
+from mpidist.collectives.exchange import plain
 from mpidist.collectives.ways.executor import Executor, even_bounds
 from mpidist.compression.base import Compression
 from mpidist.compression.residues import CodeResidues
 from mpidist.runtime.control import Watch
 from mpidist.schedules.table import algorithm
 from mpidist.transports.base import Transport
-
-
-class CodeSums(Protocol):
-    """Codes on their way to the sums of what they stand for.
-
-    `residues` are those of the sums that this rank codes again.
-    """
-
-    residues: CodeResidues | None
-
-    def encode(self, values: numpy.ndarray) -> None:
-        """Code this rank's values.  Local."""
-
-    def decode_own(self, values: numpy.ndarray) -> None:
-        """Write what this rank's codes stand for.  Local."""
-
-    def sum(self, watch: Watch, total: numpy.ndarray, scale: float | None) -> None:
-        """Write the scaled sums of all ranks' values, within a begun call.  Collective."""
 
 
 class GatheredCodes:
@@ -70,7 +54,7 @@ class SharedCodes:
     def __init__(self, transport: Transport, elements: int, dtype: Any, stage: Compression) -> None:
         self._stage, self._transport, self._rank = stage, transport, transport.rank
         self._bounds = even_bounds(elements, transport.size)
-        shares = [last - first for first, last in zip(self._bounds[:-1], self._bounds[1:], strict=True)]
+        shares = [last - first for first, last in pairwise(self._bounds)]
         lengths = [_code_bytes(stage, share, dtype) for share in shares]
         self._outgoing = _cut(numpy.zeros(sum(lengths), numpy.uint8), lengths)
         own = lengths[self._rank]
@@ -92,22 +76,16 @@ class SharedCodes:
 
     def sum(self, watch: Watch, total: numpy.ndarray, scale: float | None) -> None:
         """Write the scaled sums.  Collective."""
-        self._deal(watch)
+        others = [rank for rank in range(self._transport.size) if rank != self._rank]
+        gives, places = ({rank: codes[rank] for rank in others} for codes in (self._outgoing, self._incoming))
+        plain.exchange(self._transport, gives, places, watch)
         self._add_up(scale)
         self._gather(watch)
         for code, part in zip(self._pieces, self._parts(total), strict=True):
             _decode(self._stage, code, part)
 
     def _parts(self, values: numpy.ndarray) -> list[numpy.ndarray]:
-        return [values[first:last] for first, last in zip(self._bounds[:-1], self._bounds[1:], strict=True)]
-
-    def _deal(self, watch: Watch) -> None:
-        """Send every rank the code of its share."""
-        transport = self._transport
-        others = [rank for rank in range(transport.size) if rank != self._rank]
-        pendings = [transport.receive(self._incoming[rank], rank) for rank in others if self._share.size]
-        pendings += [transport.send(self._outgoing[rank], rank) for rank in others if self._outgoing[rank].size]
-        transport.wait(pendings, watch)
+        return [values[first:last] for first, last in pairwise(self._bounds)]
 
     def _add_up(self, scale: float | None) -> None:
         """Add up this rank's share in rank order, and code the sums."""
@@ -129,14 +107,12 @@ class SharedCodes:
 def _gathering(transport: Transport, lengths: list[int]) -> tuple[list[Any], Callable[[Watch], None]]:
     """Return memory for a code of each rank, by rank, and what gathers them."""
     codes = numpy.zeros(sum(lengths), numpy.uint8)
-    bounds = numpy.concatenate(([0], numpy.cumsum(lengths))).tolist()
     ring = algorithm("all_gather", "ring")
-    return _cut(codes, lengths), Executor(ring, transport, codes, bounds=bounds).run
+    return _cut(codes, lengths), Executor(ring, transport, codes, bounds=plain.bounds_of(lengths)).run
 
 
 def _cut(codes: Any, lengths: list[int]) -> list[Any]:
-    bounds = numpy.concatenate(([0], numpy.cumsum(lengths))).tolist()
-    return [codes[first:last] for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [codes[first:last] for first, last in pairwise(plain.bounds_of(lengths))]
 
 
 def _code_bytes(stage: Compression, elements: int, dtype: Any) -> int:

@@ -13,7 +13,7 @@ from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.reductions.plan import Signature
 from mpidist.compression.base import Compression
-from mpidist.compression.code_sums import CodeSums, GatheredCodes, SharedCodes
+from mpidist.compression.code_sums import GatheredCodes, SharedCodes
 from mpidist.compression.residues import CodeResidues
 from mpidist.runtime.control import Watch
 
@@ -40,7 +40,9 @@ class CodedList(Bound):
         self._scale = 1.0 / ranks.size if op == "mean" else None
         self.residues = CodeResidues(elements, wire) if stage.error_feedback else None
         way = GatheredCodes if stage.is_gathered else SharedCodes
-        self.sums: CodeSums | None = way(ranks.transport, elements, wire, stage) if ranks.size > 1 else None
+        self.sums: GatheredCodes | SharedCodes | None = (
+            way(ranks.transport, elements, wire, stage) if ranks.size > 1 else None
+        )
 
     @property
     def elements(self) -> int:

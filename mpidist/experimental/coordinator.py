@@ -1,10 +1,7 @@
 """The coordinator style of parameter servers, under the name that it had in TensorFlow at first."""
 
-from typing import TYPE_CHECKING
-
 from mpidist.hints import public_module
 from mpidist.parameter_server.coordinator import *  # noqa: F403
 from mpidist.parameter_server.coordinator import __all__ as __all__
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = public_module(__name__)
+public_module(__name__)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mpidist.hints import public_module
 from mpidist.optimizers import schedules
 from mpidist.optimizers.adagrad import Adagrad
@@ -29,5 +27,4 @@ __all__ = [
     "schedules",
 ]
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = public_module(__name__)
+public_module(__name__)

@@ -70,6 +70,16 @@ class StatusBoard:
         self._text = self._bytes[text_start:notes_start]
         self._notes = self._bytes[notes_start : notes_start + 2 * size * _NOTE_BYTES]
 
+        def by_rank(word: int) -> Any:
+            return self.words[_ROW_WORDS + word :: _ROW_WORDS]
+
+        #: By rank, its process number, 0 if nobody has signed on; and the label of its process, see `Standoffs`.
+        self.pids, self.labels = by_rank(_PID), by_rank(_LABEL)
+        #: By rank, the call in which it has waited last, or 0; and 1 where it prints nothing more.
+        self.waiting, self.quiet = by_rank(_WAITING), by_rank(_QUIET)
+        #: By rank, the step of its program at which it asks all ranks to stop, or 0.
+        self.requests = by_rank(_REQUEST)
+
     @staticmethod
     def nbytes(size: int) -> int:
         """Return the size in bytes of a board of so many ranks."""
@@ -84,7 +94,7 @@ class StatusBoard:
     def sign_on(self, index: int) -> None:
         """Say that this process is the rank."""
         base = (1 + index) * _ROW_WORDS
-        self.words[base + _PID] = os.getpid()
+        self.pids[index] = os.getpid()
         self.words[base + _START] = start_time(os.getpid()) or 0
         fence()
         self.words[base + _STATE] = RUNNING
@@ -143,54 +153,21 @@ class StatusBoard:
 
     def set_waiting(self, index: int, call: int) -> None:
         """Say that the rank waits in `call` at this moment, and has done so for a while."""
-        base = (1 + index) * _ROW_WORDS
-        self.words[base + _WAITING] = call
-        self.words[base + _LOOKED] = time.monotonic_ns()  # one clock for all processes of a machine
-
-    def waiting(self, index: int) -> int:
-        """Return the call in which the rank has waited last, or 0."""
-        return self.words[(1 + index) * _ROW_WORDS + _WAITING]
+        self.waiting[index] = call
+        self.words[(1 + index) * _ROW_WORDS + _LOOKED] = time.monotonic_ns()  # one clock for all processes of a machine
 
     def silent_seconds(self, index: int) -> float:
         """Return for how long the rank has not said that it waits."""
         return (time.monotonic_ns() - self.words[(1 + index) * _ROW_WORDS + _LOOKED]) / 1e9
-
-    def set_label(self, index: int, label: int) -> None:
-        """Show the label of the rank's process; see `Standoffs`."""
-        self.words[(1 + index) * _ROW_WORDS + _LABEL] = label
-
-    def label(self, index: int) -> int:
-        """Return the label of the rank's process."""
-        return self.words[(1 + index) * _ROW_WORDS + _LABEL]
-
-    def set_quiet(self, index: int) -> None:
-        """Say that the rank prints nothing more."""
-        self.words[(1 + index) * _ROW_WORDS + _QUIET] = 1
-
-    def quiet(self, index: int) -> bool:
-        """Return whether the rank prints nothing more."""
-        return self.words[(1 + index) * _ROW_WORDS + _QUIET] != 0
-
-    def request(self, index: int, step: int) -> None:
-        """Ask, for a rank, that all ranks stop at a step of their program; 0 asks for nothing."""
-        self.words[(1 + index) * _ROW_WORDS + _REQUEST] = step
-
-    def requests(self) -> list[int]:
-        """Return the steps at which ranks ask to stop."""
-        return [step for index in range(self.size) if (step := self.words[(1 + index) * _ROW_WORDS + _REQUEST])]
 
     @property
     def alarm(self) -> bool:
         """Whether some rank's state has changed since the start."""
         return self.words[_ALARM] != 0
 
-    def pid(self, index: int) -> int:
-        """Return the process number of the rank, 0 if nobody has signed on."""
-        return self.words[(1 + index) * _ROW_WORDS + _PID]
-
     def alive(self, index: int) -> bool:
         """Return whether the process of the rank still runs (one that has not signed on counts as alive)."""
-        pid = self.pid(index)
+        pid = self.pids[index]
         if pid in (0, os.getpid()):
             return True
         return lives(pid, self.words[(1 + index) * _ROW_WORDS + _START])

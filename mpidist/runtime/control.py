@@ -35,6 +35,9 @@ __all__ = ["ControlChannel", "Watch"]
 #: A rank that comes a little earlier than another looks so often before its first look around, which takes longer.
 _SPINS = range(50)
 
+#: So many characters of the end of an error's text are told to the ranks of other nodes.
+_NOTICE_CHARACTERS = 4000
+
 
 class ControlChannel:
     """What one rank knows and tells about the state of all ranks.
@@ -112,7 +115,9 @@ class ControlChannel:
         self.duties: dict[int, tuple[str, str]] = {}
         self._parts: list[ControlChannel] = []
         self._whole = whole
-        self._world_ranks = tuple(range(size) if whole is None else map(whole.world_rank, members))
+        self.world_ranks: tuple[int, ...] = tuple(
+            range(size) if whole is None else map(whole.world_ranks.__getitem__, members)
+        )
         self.world_size: int = size if whole is None else whole.world_size
         self.job_ranks: tuple[int, ...] = tuple(job_ranks) if whole is None else whole.job_ranks
         if whole is not None:
@@ -210,7 +215,7 @@ class ControlChannel:
         ):  # then the others raise that error, not this consequence
             self.board.set_state(self.board_index, states.FAILED, text)
         if tell and self.arbiter is not None:
-            self.arbiter.tell_failed(text)
+            self.arbiter.tell("failed", text=text[-_NOTICE_CHARACTERS:])
         for part in self._parts:
             part.fail(text, tell)
 
@@ -227,7 +232,7 @@ class ControlChannel:
     def end(self) -> None:
         """Say that this rank prints nothing more: who waits to print last may go on."""
         self._close()
-        self.board.set_quiet(self.board_index)
+        self.board.quiet[self.board_index] = 1
         for part in self._parts:
             part.end()
 
@@ -244,25 +249,21 @@ class ControlChannel:
     def give_up(self, text: str) -> MpidistError:
         """As `expire`, for what this rank knows of itself to be in vain for all; the ranks of other nodes raise too."""
         if self.arbiter is not None:
-            self.arbiter.tell_verdict(text)
+            self.arbiter.tell("verdict", text=text)
         return self.expire(text)
 
     # -- names and errors --------------------------------------------------------------------------------------------
 
-    def world_rank(self, rank: int) -> int:
-        """Return the number in the world of a rank of this channel, which may be of a part of it."""
-        return self._world_ranks[rank]
-
     @property
     def own_name(self) -> str:
         """How messages of this rank begin."""
-        number = self.world_rank(self.rank)
+        number = self.world_ranks[self.rank]
         in_job = f" (rank {self.job_ranks[number]} of COMM_WORLD)" if self.job_ranks else ""
         return f"rank {number} of {self.world_size}{in_job}"
 
     def name(self, rank: int) -> str:
         """Return how messages call a rank: its number in the world, its host, and its number in the job if another."""
-        number = self.world_rank(rank)
+        number = self.world_ranks[rank]
         more = [self.hosts[rank]] if rank < len(self.hosts) else []
         if self.job_ranks:
             more.append(f"rank {self.job_ranks[number]} of COMM_WORLD")
@@ -279,7 +280,7 @@ class ControlChannel:
 
     def error(self, kind: Callable[..., MpidistError], text: str, *rest: int) -> MpidistError:
         """Return an error that begins with this rank's name; `rest` is the rank that the error is about, if any."""
-        return kind(f"{self.own_name}: {text}", *map(self.world_rank, rest))
+        return kind(f"{self.own_name}: {text}", *map(self.world_ranks.__getitem__, rest))
 
     def warn(self, text: str) -> None:
         """Print a warning of this rank, now."""
@@ -293,10 +294,6 @@ class ControlChannel:
         if not self.settings.fault_tolerant or not self.vital_ranks or self.rank in self.vital_ranks:
             return False
         return self.failures.vital(self.watch("")) is None
-
-    def awaited_index(self, call: int) -> int | None:
-        """Return where on the board the first rank stands that has not come to `call`; None if all have.  Local."""
-        return next((index for index in range(self.board.size) if self.board.call(index) < call), None)
 
     def standoff(self, watch: Watch) -> MpidistError | None:
         """Return the error of a rank that waits for one that waits for it, in another world."""

@@ -106,7 +106,7 @@ class ExitHooks:
         if control.arbiter is None or 0 in control.board_ranks or not on_all_ranks:
             return True
         # Rank 0 raises this too and speaks, unless it is the one that is missing.
-        return isinstance(error, TransportTimeoutError) and not control.arbiter.has_verdict
+        return isinstance(error, TransportTimeoutError) and control.arbiter.verdict is None
 
     def _raising_the_same(self, common: bool) -> list[int]:
         """Return the ranks, this one among them, known to end by the same error."""
@@ -126,7 +126,7 @@ class ExitHooks:
         """Whether the other ranks of the board, but for some, print nothing more."""
         board, ranks = self.control.board, self.control.board_ranks
         return all(
-            board.quiet(index) or board.state(index) == states.LEFT or not board.alive(index)
+            board.quiet[index] or board.state(index) == states.LEFT or not board.alive(index)
             for index in self._others()
             if ranks[index] not in but_for
         )
@@ -135,7 +135,7 @@ class ExitHooks:
         """Return the other ranks that have failed and are not done with printing, as far as this one knows."""
         control, board = self.control, self.control.board
         failed = [index for index in self._others() if board.state(index) in ENDED]
-        speaking = {control.board_ranks[index] for index in failed if not board.quiet(index) and board.alive(index)}
+        speaking = {control.board_ranks[index] for index in failed if not board.quiet[index] and board.alive(index)}
         if control.arbiter is not None:  # of the ranks of other nodes that fail by one error, the first one speaks
             known = {last_line(board.text(index)) for index in (control.board_index, *failed)}
             first: dict[str, int] = {}
@@ -163,7 +163,7 @@ class ExitHooks:
             time.sleep(_PASS_ON_SECONDS)
             control.end()  # whose turn is next prints now
             if control.arbiter is not None and not control.failures.dead():
-                control.arbiter.tell_spoken()
+                control.arbiter.tell("spoken")
             self._wait_until(lambda: not self._that_speak(), _GRACE_SECONDS)
         finally:  # also where nothing can be printed
             self._abort(code)
@@ -216,11 +216,11 @@ class ExitHooks:
         control = self.control
         if control.arbiter is not None:
             control.arbiter.poll()
-            if control.arbiter.failed_texts or control.arbiter.has_verdict:
+            if control.arbiter.failed_texts or control.arbiter.verdict is not None:
                 return True
         board = control.board
         ended = [index for index in range(board.size) if board.state(index) in ENDED]
-        return any(board.quiet(index) or not is_consequence(board.text(index)) for index in ended)
+        return any(board.quiet[index] or not is_consequence(board.text(index)) for index in ended)
 
     def name_dead(self) -> None:
         """Name a killed rank, where this is the lowest rank of its board that can."""

@@ -19,7 +19,8 @@ class Failures:
 
     def __init__(self, control: ControlChannel) -> None:
         self._control = control
-        self._lost: dict[int, str] = {}
+        #: Why ranks of other boards are gone, as their transport has found out.
+        self.lost: dict[int, str] = {}
 
     # -- what happened ------------------------------------------------------------------------------------------------
 
@@ -40,12 +41,8 @@ class Failures:
         return [
             rank
             for index, rank in enumerate(self._control.board_ranks)
-            if board.state(index) in silent and not board.quiet(index) and not board.alive(index)
+            if board.state(index) in silent and not board.quiet[index] and not board.alive(index)
         ]
-
-    def note_lost(self, rank: int, why: str) -> None:
-        """Take note that a rank of another board is gone, which its transport has found out.  Local."""
-        self._lost[rank] = why
 
     def first(self, watch: Watch) -> MpidistError | None:
         """Return the error that a rank waiting in `watch` must raise because of another rank, if any.
@@ -94,8 +91,8 @@ class Failures:
                     return self.failed(rank, board.text(index), watch)
                 if state != states.LEFT and not board.alive(index):
                     return self.died(rank, watch)
-            elif rank in self._lost and not self._has_left(rank):
-                return self._gone(rank, f"died in {watch.what}: {self._lost[rank]}")
+            elif rank in self.lost and not self._has_left(rank):
+                return self._gone(rank, f"died in {watch.what}: {self.lost[rank]}")
             elif control.arbiter is not None and rank in control.arbiter.failed_texts:
                 return self.failed(rank, control.arbiter.failed_texts[rank], watch)
         return None
@@ -117,7 +114,7 @@ class Failures:
     def died(self, rank: int, watch: Watch) -> MpidistError:
         """Return the error that names a rank of the board whose process is gone, or about to be."""
         control = self._control
-        text = f"its process {control.board.pid(control.board_ranks.index(rank))} is gone (killed, or out of memory)"
+        text = f"its process {control.board.pids[control.board_ranks.index(rank)]} is gone (killed, or out of memory)"
         return self._gone(rank, f"died in {watch.what}: {text}")
 
     def _gone(self, rank: int, how: str) -> MpidistError:

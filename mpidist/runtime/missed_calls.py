@@ -96,7 +96,7 @@ class MissedCalls:
         control.board.write_note(control.board_index, control.call, text)
         control.board.post(control.board_index, control.call, MISSED)
         if control.arbiter is not None:
-            control.arbiter.tell_missed(control.call, text)
+            control.arbiter.tell("missed", call=control.call, text=text)
 
     def _all_have_come(self) -> bool:
         board, call = self._control.board, self._control.call
@@ -133,7 +133,7 @@ class MissedCalls:
         control = self._control
         self.last = max(self.last, watch.call)
         message = f"the function given to `run` raised on {control.name(rank)}, while this rank was in {watch.what}"
-        return RemoteReplicaError(f"{control.own_name}: {message}: {text}", control.world_rank(rank), text, watch.call)
+        return RemoteReplicaError(f"{control.own_name}: {message}: {text}", control.world_ranks[rank], text, watch.call)
 
     def await_error(self, watch: Watch) -> RemoteReplicaError:
         """Return the error about a call that some rank is known to miss, once its notice has come."""

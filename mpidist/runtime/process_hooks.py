@@ -104,17 +104,8 @@ class ProcessHooks:
         os.kill(os.getpid(), number)
 
 
-_hooks = ProcessHooks()
-
-
-def install(hooks: ExitHooks) -> None:
-    """Have `hooks` called when this process ends.  Local."""
-    _hooks.add(hooks)
-
-
-def uninstall(control: ControlChannel) -> None:
-    """Have nothing called any more for the world of that control channel.  Local."""
-    _hooks.remove(control)
+#: Those of this process.
+of_process = ProcessHooks()
 
 
 def _text_of(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from mpidist.errors import MpidistError
@@ -49,36 +49,26 @@ class Arbiter:
         self._away = [rank for rank in range(control.size) if rank not in control.board_ranks]
         self._calls = dict.fromkeys(self._away, 0)
         self._silences: dict[int, float] = {}
-        self._failed: dict[int, str] = {}
-        self._left: dict[int, int] = {}
+        #: The errors of failed ranks of other nodes, and how many calls those had made that have left, as far as heard.
+        self.failed_texts: dict[int, str] = {}
+        self.left_ranks: dict[int, int] = {}
         #: The ranks of other nodes that have printed the error by which they failed.
         self.have_spoken: set[int] = set()
-        self._verdict: str | None = None
+        #: How rank 0 has settled who is missing.
+        self.verdict: str | None = None
         self._asked = False
         self._appealed = False
         self._judged = False
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
-    def tell_failed(self, text: str) -> None:
-        """Tell every rank of another node that this rank has failed."""
-        self._tell(self._away, kind="failed", text=text[-4000:])
-
-    def tell_spoken(self) -> None:
-        """Tell every rank of another node that this one has printed the error by which it failed."""
-        self._tell(self._away, kind="spoken")
-
-    def tell_missed(self, call: int, text: str) -> None:
-        """Tell every rank of another node that this rank misses a call, and the error for which it does."""
-        self._tell(self._away, kind="missed", call=call, text=text)
+    def tell(self, kind: str, **more: Any) -> None:
+        """Tell every rank of another node what `poll` makes of a notice of that kind."""
+        self._tell(self._away, kind=kind, **more)
 
     def tell_left(self) -> None:
         """Tell rank 0 that this rank leaves; rank 0 tells every rank of another node."""
         self._tell(self._told_of_leaving, kind="left", call=self._control.call)
-
-    def tell_verdict(self, text: str) -> None:
-        """Tell every rank of another node the text of the error that all ranks raise."""
-        self._tell(self._away, kind="verdict", text=text)
 
     @property
     def _told_of_leaving(self) -> list[int]:
@@ -96,40 +86,38 @@ class Arbiter:
         """Take in what has arrived, and answer questions."""
         for sender, raw in self._messenger.arrived():
             notice = json.loads(raw)
-            getattr(self, f"_on_{notice['kind']}")(sender, notice)
+            match notice["kind"]:
+                case "failed":  # and by which error
+                    self.failed_texts[sender] = notice["text"]
+                case "spoken":  # the error by which it failed is printed
+                    self.have_spoken.add(sender)
+                case "missed":  # a call, and the error for which it does
+                    self._control.missed.hear(sender, notice["call"], notice["text"])
+                case "left":
+                    self.left_ranks[sender] = self._calls[sender] = notice["call"]
+                case "verdict":  # the text of the error that all ranks raise
+                    self.verdict = notice["text"]
+                case "question":
+                    self._answer(sender)
+                case "answer":
+                    self._take_in(sender, notice)
+                case "appeal":
+                    self._calls[sender] = max(notice["call"], self._calls.get(sender, 0))
+                    if self.verdict is None:
+                        self._judge(notice["what"], notice["call"], notice["waited"])
 
-    def _on_failed(self, sender: int, notice: dict[str, Any]) -> None:
-        self._failed[sender] = notice["text"]
-
-    def _on_spoken(self, sender: int, notice: dict[str, Any]) -> None:
-        self.have_spoken.add(sender)
-
-    def _on_missed(self, sender: int, notice: dict[str, Any]) -> None:
-        self._control.missed.hear(sender, notice["call"], notice["text"])
-
-    def _on_left(self, sender: int, notice: dict[str, Any]) -> None:
-        self._left[sender] = self._calls[sender] = notice["call"]
-
-    def _on_question(self, sender: int, notice: dict[str, Any]) -> None:
+    def _answer(self, sender: int) -> None:
         board = self._control.board
         calls = {rank: board.call(index) for index, rank in enumerate(self._control.board_ranks)}
         silences = [pair for pair in self._control.attendance.silences() if pair[0] != self._control.rank]
         self._tell([sender], kind="answer", calls=list(calls.items()), silences=silences)
 
-    def _on_answer(self, sender: int, notice: dict[str, Any]) -> None:
-        for rank, call in notice["calls"]:
+    def _take_in(self, sender: int, answer: dict[str, Any]) -> None:
+        for rank, call in answer["calls"]:
             self._calls[rank] = max(call, self._calls.get(rank, 0))
         self._silences[sender] = 0.0
-        for rank, seconds in notice["silences"]:
+        for rank, seconds in answer["silences"]:
             self._silences[rank] = min(seconds, self._silences.get(rank, seconds))
-
-    def _on_appeal(self, sender: int, notice: dict[str, Any]) -> None:
-        self._calls[sender] = max(notice["call"], self._calls.get(sender, 0))
-        if self._verdict is None:
-            self._judge(notice["what"], notice["call"], notice["waited"])
-
-    def _on_verdict(self, sender: int, notice: dict[str, Any]) -> None:
-        self._verdict = notice["text"]
 
     # -- knowing ------------------------------------------------------------------------------------------------------
 
@@ -143,24 +131,9 @@ class Arbiter:
         return [rank for rank, seconds in self._silences.items() if seconds > least]
 
     @property
-    def failed_texts(self) -> Mapping[int, str]:
-        """The errors of failed ranks of other nodes, as far as heard."""
-        return self._failed
-
-    @property
-    def left_ranks(self) -> Mapping[int, int]:
-        """The ranks of other nodes that have left, each with its number of calls, as far as heard."""
-        return self._left
-
-    @property
-    def has_verdict(self) -> bool:
-        """Whether rank 0 has settled who is missing."""
-        return self._verdict is not None
-
-    @property
     def heard_all_leave(self) -> bool:
         """Whether every notice of leaving that is to come here has come; some MPIs complain of what nobody receives."""
-        return all(rank in self._left for rank in self._told_of_leaving)
+        return all(rank in self.left_ranks for rank in self._told_of_leaving)
 
     def failure(self, watch: Watch) -> MpidistError | None:
         """Return the error that a rank waiting in `watch` must raise because of a rank of another node.
@@ -168,16 +141,16 @@ class Arbiter:
         A verdict is told to the ranks of the board.
         """
         control = self._control
-        for rank, text in self._failed.items():
+        for rank, text in self.failed_texts.items():
             return control.failures.failed(rank, text, watch)
-        for rank, call in self._left.items():
+        for rank, call in self.left_ranks.items():
             if call < watch.call:
                 return control.failures.left(rank, call, watch)
             remote = control.missed.error_of(rank, watch)
             if remote is not None:  # it would have joined at its next call, but makes none
                 return remote
-        if self._verdict is not None:  # those beside rank 0 get no notice of it
-            return control.expire(self._verdict)
+        if self.verdict is not None:  # those beside rank 0 get no notice of it
+            return control.expire(self.verdict)
         return None
 
     # -- the verdict of rank 0 ----------------------------------------------------------------------------------------
@@ -185,7 +158,7 @@ class Arbiter:
     def ask(self) -> None:
         """Ask every rank of another node where it is, and take in the answers of a moment."""
         self._asked = True
-        self._tell(self._away, kind="question")
+        self.tell("question")
         end = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < end:
             self.poll()
@@ -198,8 +171,8 @@ class Arbiter:
             self._judge(watch.what, watch.call, watch.timeout_seconds)
         else:
             self._appeal_to_0(watch)
-        if self._verdict is not None:
-            raise control.expire(self._verdict)
+        if self.verdict is not None:
+            raise control.expire(self.verdict)
 
     def _appeal_to_0(self, watch: Watch) -> None:
         control = self._control
@@ -208,7 +181,7 @@ class Arbiter:
             self._appealed = True
             self._tell([0], **notice)
         end = time.monotonic() + _VERDICT_SECONDS
-        while self._verdict is None and time.monotonic() < end and not control.board.alarm:
+        while self.verdict is None and time.monotonic() < end and not control.board.alarm:
             self.poll()
             time.sleep(0.001)
 
@@ -218,5 +191,5 @@ class Arbiter:
         self._judged = True
         self.ask()
         control = self._control
-        self._verdict = control.attendance.deadline_text(what, call, waited)
-        self.tell_verdict(self._verdict)
+        self.verdict = control.attendance.deadline_text(what, call, waited)
+        self.tell("verdict", text=self.verdict)

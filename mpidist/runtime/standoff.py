@@ -57,10 +57,11 @@ class Standoffs:
         """Return the error of a rank that waits in a standoff, if it has found one; to be asked again and again."""
         if len(self._channels) < 2 or not watch.call or not self._is_blocked_fn():
             return None
-        index = control.awaited_index(watch.call)
+        board = control.board
+        index = next((each for each in range(board.size) if board.call(each) < watch.call), None)
         if index is None:
             return None
-        label, wait = control.board.label(index), (control, watch.call, index)
+        label, wait = board.labels[index], (control, watch.call, index)
         if wait != self._wait:
             self._wait = wait
             self._own = ((max(label, self._shown) >> _NUMBER_BITS) + 1 << _NUMBER_BITS) | self._number
@@ -74,7 +75,7 @@ class Standoffs:
     def _show(self, label: int) -> None:
         self._shown = label
         for control in self._channels:
-            control.board.set_label(control.board_index, label)
+            control.board.labels[control.board_index] = label
 
     def _found(self, control: ControlChannel, watch: Watch, index: int) -> MpidistError:
         name = control.name(control.board_ranks[index])
@@ -90,10 +91,10 @@ class Standoffs:
 
 def _place(other: ControlChannel, control: ControlChannel, index: int) -> str:
     """Return where a rank of `control` waits in another world of this process, for messages; empty if it does not."""
-    pid = control.board.pid(index)
+    pid = control.board.pids[index]
     for there in range(other.board.size):
-        call = other.board.waiting(there)
-        if other.board.pid(there) == pid and call and other.board.call(other.board_index) < call:
+        call = other.board.waiting[there]
+        if other.board.pids[there] == pid and call and other.board.call(other.board_index) < call:
             return f"in call {call} of the world in which this rank is {other.own_name}"
     return ""
 

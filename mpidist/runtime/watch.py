@@ -92,7 +92,7 @@ class Watch:
         control, attendance = self.control, self.control.attendance
         stopped = attendance.silent(self.call, waited)  # who has waited before it stopped cannot speak
         lower = [index for index in range(control.board_index) if control.board_ranks[index] not in stopped]
-        if self.call and any(control.board.waiting(index) == self.call for index in lower):
+        if self.call and any(control.board.waiting[index] == self.call for index in lower):
             return
         if control.arbiter is not None and control.rank == 0:
             control.arbiter.ask()

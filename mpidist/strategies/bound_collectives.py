@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpidist import nest
 from mpidist.arrays import plain
 from mpidist.collectives.persistent_all_reduce import PersistentAllReduce
 from mpidist.collectives.persistent_collective import PersistentCollective
 from mpidist.collectives.reductions.adjustment import Adjustment
-from mpidist.collectives.structures import Paths, one_by_one
+from mpidist.collectives.structures import Paths
 from mpidist.cross_device_ops import value_names
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.variables import IndexedSlices
@@ -90,7 +89,7 @@ class BoundCollectives:
     ) -> PersistentCollective:
         """Return the `broadcast` of values like this one.  Local."""
         ranks = self._here().collectives
-        return self._bound(like, "broadcast", lambda leaf, paths: ranks.broadcast_init(leaf, root, paths), options)
+        return self._bound(like, "broadcast", lambda leaf: ranks.broadcast_init(leaf, root), options)
 
     def all_gather_init(
         self, like: Any, axis: int, options: CommunicationOptions | None = None
@@ -100,16 +99,14 @@ class BoundCollectives:
         Text has one width on all replicas.
         """
         ranks = self._here().collectives
-        return self._bound(like, "all_gather", lambda leaf, paths: ranks.all_gather_init(leaf, axis, paths), options)
+        return self._bound(like, "all_gather", lambda leaf: ranks.all_gather_init(leaf, axis), options)
 
     def reduce_scatter_init(
         self, reduce_op: ReduceOp | str, like: Any, options: CommunicationOptions | None = None
     ) -> PersistentCollective:
         """Return the `reduce_scatter` of values like this one.  Local."""
         ranks, op = self._here().collectives, ReduceOp.parse(reduce_op).verb
-        return self._bound(
-            like, "reduce_scatter", lambda leaf, paths: ranks.reduce_scatter_init(leaf, op, paths), options
-        )
+        return self._bound(like, "reduce_scatter", lambda leaf: ranks.reduce_scatter_init(leaf, op), options)
 
     def all_to_all_init(
         self, like: Any, splits: Sequence[int] | None = None, options: CommunicationOptions | None = None
@@ -136,14 +133,10 @@ class BoundCollectives:
         return bound
 
     def _bound(
-        self, like: Any, verb: str, bind: Callable[[Any, tuple[str, ...]], Any], options: CommunicationOptions | None
+        self, like: Any, verb: str, bind: Callable[[Any], Any], options: CommunicationOptions | None
     ) -> PersistentCollective:
-        leaves = one_by_one(*nest.with_paths(like))
-        bounds = [bind(plain(dense_component(leaf, verb)), paths) for leaf, paths in leaves]
         seconds = self._here().timeout_seconds(options)
-        for bound in bounds:
-            bound.timeout_seconds = seconds
-        return PersistentCollective(bounds, like, _array_of)
+        return PersistentCollective(lambda leaf: bind(plain(dense_component(leaf, verb))), like, _array_of, seconds)
 
 
 def _array_of(leaf: Any) -> Any:

@@ -15,13 +15,10 @@
 The suites that every transport and algorithm must pass are in `mpidist.testing.conformance`.
 """
 
-from typing import TYPE_CHECKING
-
 from mpidist.hints import public_module
 from mpidist.testing.ranks import RankErrors, run_ranks
 from mpidist.transports.loopback import Faults, InjectedFault
 
 __all__ = ["Faults", "InjectedFault", "RankErrors", "run_ranks"]
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = public_module(__name__)
+public_module(__name__)

@@ -1,7 +1,5 @@
 """The names of ``tf.tpu.experimental`` that have a meaning for a mesh of ranks."""
 
-from typing import TYPE_CHECKING
-
 from mpidist.hints import public_module
 from mpidist.strategies.tpu.device_assignment import DeviceAssignment
 from mpidist.strategies.tpu.topology import MeshTopology as Topology
@@ -9,5 +7,4 @@ from mpidist.strategies.tpu.topology import initialize_tpu_system, shutdown_tpu_
 
 __all__ = ["DeviceAssignment", "Topology", "initialize_tpu_system", "shutdown_tpu_system"]
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = public_module(__name__)
+public_module(__name__)

@@ -353,7 +353,9 @@ class _StopVote:
         self._agreed = 0
         # in worlds of several boards: (buffer, what is to be waited for), of the reduction begun one step before
         self._pending: tuple[numpy.ndarray, Any] | None = None
-        communicator.control.board.request(communicator.control.board_index, 0)  # what a vote before this one has left
+        communicator.control.board.requests[communicator.control.board_index] = (
+            0  # what a vote before this one has left
+        )
 
     def stops_here(self, wants: bool) -> bool:
         """Return whether all ranks stop in front of this step.  Collective where they do, and between nodes."""
@@ -365,10 +367,10 @@ class _StopVote:
     def _by_board(self, wants: bool) -> bool:
         board, line = self._communicator.control.board, self._communicator.control.board_index
         if self._agreed == 0:
-            asked = min((step for step in board.requests() if step > self._done), default=_NEVER)
+            asked = min((step for step in board.requests if step > self._done), default=_NEVER)
             if asked > self.step:
                 if wants and asked == _NEVER:
-                    board.request(line, self.step + 1)
+                    board.requests[line] = self.step + 1
                 return False
             steps = self._communicator.exchange(str(self.step).encode(), what="preemption")
             self._agreed = max(int(step) for step in steps)

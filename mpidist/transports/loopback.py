@@ -113,7 +113,7 @@ class LoopbackTransport(Transport):
         self.world_ranks = world_ranks
         self.rank, self.size = world_ranks.index(control.rank), len(world_ranks)
         #: By rank of the group: which thread it is.
-        self._threads = tuple(map(control.world_rank, world_ranks))
+        self._threads = tuple(map(control.world_ranks.__getitem__, world_ranks))
         self._thread = self._threads[self.rank]
         self.memory = world.memory
         self._world = world

@@ -25,7 +25,7 @@ from mpidist.runtime.board import StatusBoard
 from mpidist.runtime.control import ControlChannel
 from mpidist.runtime.control_mpi import MpiMessenger
 from mpidist.runtime.exit_hooks import ExitHooks
-from mpidist.runtime.process_hooks import install, uninstall
+from mpidist.runtime.process_hooks import of_process
 from mpidist.runtime.standoff import Standoffs
 from mpidist.runtime.watch import yield_processor
 from mpidist.transports.membership import World, share_memory
@@ -175,7 +175,9 @@ def _meet(mpi: Any, comm: Any, launcher: Launcher | None, job_ranks: Sequence[in
         control.warn(f"{problem}; small all-reduces use messages instead")
     control.standoffs = _standoffs
     _standoffs.add(control)
-    install(ExitHooks(control, _end_of(mpi, control), _farewell(extra[1]) if extra else None, skip_finalize))
+    # begins the farewell, and returns its test
+    all_left = (lambda: extra[1].Ibarrier().Test) if extra else None
+    of_process.add(ExitHooks(control, _end_of(mpi, control), all_left, skip_finalize))
     transport = MpiTransport(own.Dup(), control, range(own.Get_size()))
     own.Barrier()  # every rank has signed on to its board before any looks who is missing
     for each in {id(each): each for each in (own, machine, node)}.values():
@@ -187,7 +189,7 @@ def _meet(mpi: Any, comm: Any, launcher: Launcher | None, job_ranks: Sequence[in
 def _release(extra: Sequence[Any], world: World) -> None:
     """Free the communicators of a world, and have it forgotten where the process ends; all its ranks are here."""
     control = world.control
-    uninstall(control)
+    of_process.remove(control)
     _standoffs.remove(control)
     world.transport.close()
     for comm in extra:
@@ -242,17 +244,12 @@ def _end_of(mpi: Any, control: ControlChannel) -> Callable[[int], None]:
 def _end_by_signals(control: ControlChannel) -> None:
     """End the other ranks of this node: MPI_Abort does not, when the launcher was told to tolerate faults."""
     board = control.board
-    others = [index for index in range(board.size) if index != control.board_index and board.pid(index)]
+    others = [index for index in range(board.size) if index != control.board_index and board.pids[index]]
     for number, seconds in ((signal.SIGTERM, _ABORT_SECONDS), (signal.SIGKILL, _ABORT_SECONDS)):
         for index in others:
             if board.alive(index):
                 with suppress(ProcessLookupError):  # it has ended just now
-                    os.kill(board.pid(index), number)
+                    os.kill(board.pids[index], number)
         deadline = time.monotonic() + seconds
         while any(map(board.alive, others)) and time.monotonic() < deadline:
             time.sleep(0.005)
-
-
-def _farewell(comm: Any) -> Callable[[], Callable[[], bool]]:
-    """Return what begins a barrier on `comm` and returns its test."""
-    return lambda: comm.Ibarrier().Test

@@ -364,7 +364,7 @@ def train(x):
 
 def kill_server():
     control = strategy._whole.control
-    os.kill(control.board.pid(control.board_ranks.index(strategy._roles.servers[VICTIM])), signal.SIGKILL)
+    os.kill(control.board.pids[control.board_ranks.index(strategy._roles.servers[VICTIM])], signal.SIGKILL)
 
 def check():
     state = optimizer.state()  # asks the servers, all of which must be there: values lie in memory that outlives them

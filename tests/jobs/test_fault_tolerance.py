@@ -218,7 +218,7 @@ if world.rank == 1:
     line.send(b"the first", line.area(64))
     line.send(b"the second")
     os.kill(os.getpid(), signal.SIGKILL)
-while os.path.exists(f"/proc/{world.control.board.pid(1)}/fd/0"):
+while os.path.exists(f"/proc/{world.control.board.pids[1]}/fd/0"):
     pass
 line.wait("rank 0 waits for the first")
 """

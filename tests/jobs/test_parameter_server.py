@@ -242,7 +242,7 @@ def step():
 
 def kill(rank):
     control = strategy._whole.control
-    os.kill(control.board.pid(control.board_ranks.index(rank)), signal.SIGKILL)
+    os.kill(control.board.pids[control.board_ranks.index(rank)], signal.SIGKILL)
 
 # a server's memory outlives it: who reads and writes it there notices its end when it looks around, now and then
 for n in range(30 if victim < 3 else 1_000_000):

@@ -77,7 +77,7 @@ def job(client):
     for step in range(100_000_000):
         client.push(optimizer, [((0, 0), numpy.ones(()))])
         if client.number == 0 and step == 1000:
-            os.kill(control.board.pid(control.board_ranks.index(2)), signal.SIGKILL)
+            os.kill(control.board.pids[control.board_ranks.index(2)], signal.SIGKILL)
 
 on_rank(1, job)
 """

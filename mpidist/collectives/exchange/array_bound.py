@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpidist.collectives.call import Call
@@ -19,8 +19,10 @@ class ArrayBound(Bound):
     """A collective that is bound to arrays of one kind, dtype and shape.
 
     No reference to `like` is kept.  Arrays may differ in the length of `axis`.  `is_dealt`: rows are dealt out to the
-    ranks, so a call takes an array, or an array and its splits as a tuple.
+    ranks, so a call takes an array, or an array and its splits as a tuple; `splits` are for calls that give none.
     """
+
+    splits: Sequence[int] | None = None
 
     def __init__(
         self, ranks: Communicator, call: Call, like: Any, axis: int | None = None, is_dealt: bool = False
@@ -37,7 +39,7 @@ class ArrayBound(Bound):
 
     def check(self, given: Any) -> None:
         """Raise ValueError for another kind of array, or for wrong splits.  Local."""
-        array, splits = given if self.is_dealt and type(given) is tuple else (given, None)
+        array, splits = given if self.is_dealt and type(given) is tuple else (given, self.splits)
         if type(array) is not self._type or array.dtype != self._dtype or not self._is_shaped(array.shape):
             raise self.refused(array)
         if self.is_dealt:

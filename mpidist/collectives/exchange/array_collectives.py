@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist import arrays
-from mpidist.collectives.call import call_of_leaf
+from mpidist.collectives.call import Call
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.array_bound import ArrayBound, SentCollective
 from mpidist.collectives.exchange.node_exchange import CountedExchange, NodeExchange, memory_of_results
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 class ArrayCollectives:
     """Binds the collectives of one array for some ranks.
 
-    All methods are Local, and raise before any communication what is wrong with an array.  `paths` are those of all
-    leaves of the structure whose first one the array is: ranks compare them.
+    All methods are Local, and raise before any communication what is wrong with an array.
     """
 
     def __init__(self, ranks: Communicator) -> None:
@@ -36,45 +35,45 @@ class ArrayCollectives:
         self._results = memory_of_results()
         self._segments = ranks.segments
 
-    def bind_gather(self, like: Any, axis: int, root: int | None, paths: tuple[str, ...] = ()) -> ArrayBound:
+    def bind_gather(self, like: Any, axis: int, root: int | None) -> ArrayBound:
         """Return a new all_gather, or gather to `root`; ranks may differ in the length of `axis`."""
         like = self.checked(like)
         if root is not None:
             self._check_root(root, "gather")
         axis = plain.checked_axis(like, axis, "all_gather" if root is None else "gather")
-        staged = self._staged(like, axis, lambda host: self.bind_gather(host, axis, root, paths))
+        staged = self._staged(like, axis, lambda host: self.bind_gather(host, axis, root))
         if staged is not None:
             return staged
         name = f"all_gather(axis={axis})" if root is None else f"gather(root={root}, axis={axis})"
         others = [-1 if index == axis else length for index, length in enumerate(like.shape)]
-        call, segments = call_of_leaf(name, like.dtype, others, paths), self._segments_for(like)
+        call, segments = Call(name, [("", like.dtype, others)]), self._segments_for(like)
         if segments is None:
             return SentCollective(self._ranks, call, like, axis, partial(plain.gather, axis=axis, root=root))
         readers = None if root is None else (root,)
         return NodeExchange(self._ranks, segments, call, like, self._results, axis=axis, readers=readers)
 
-    def bind_broadcast(self, like: Any, root: int, in_place: bool = False, paths: tuple[str, ...] = ()) -> ArrayBound:
+    def bind_broadcast(self, like: Any, root: int, in_place: bool = False) -> ArrayBound:
         """Return a new broadcast."""
         like = self.checked(like)
         self._check_root(root, "broadcast")
-        staged = self._staged(like, None, lambda host: self.bind_broadcast(host, root, in_place, paths), in_place)
+        staged = self._staged(like, None, lambda host: self.bind_broadcast(host, root, in_place), in_place)
         if staged is not None:
             return staged
-        call = call_of_leaf(f"broadcast(root={root})", like.dtype, like.shape, paths)
+        call = Call(f"broadcast(root={root})", [("", like.dtype, like.shape)])
         segments = self._segments_for(like)
         if segments is None:
             return SentCollective(self._ranks, call, like, None, partial(_from_root, root=root, in_place=in_place))
         return NodeExchange(self._ranks, segments, call, like, self._results, source=root, in_place=in_place)
 
-    def bind_reduce_scatter(self, like: Any, op: str, paths: tuple[str, ...] = ()) -> ArrayBound:
+    def bind_reduce_scatter(self, like: Any, op: str) -> ArrayBound:
         """Return a new reduce_scatter."""
         like = self.checked(like, "sum" if op == "mean" else op)
         plain.checked_axis(like, 0, "reduce_scatter")
-        staged = self._staged(like, None, lambda host: self.bind_reduce_scatter(host, op, paths))
+        staged = self._staged(like, None, lambda host: self.bind_reduce_scatter(host, op))
         if staged is not None:
             return staged
         plan = build([("", like.dtype, tuple(like.shape))], op, ONE_PACK)
-        call = call_of_leaf(f"reduce_scatter({op})", like.dtype, like.shape, paths)
+        call = Call(f"reduce_scatter({op})", [("", like.dtype, like.shape)])
         (bucket,), segments = plan.buckets, self._segments_for(like)
         if segments is None or not Outbox(segments, self._ranks.rank).has_parts:
             return SentCollective(self._ranks, call, like, None, partial(plain.reduce_scatter, op=op, bucket=bucket))
@@ -87,7 +86,7 @@ class ArrayCollectives:
         staged = self._staged(like, 0, self.bind_all_to_all)
         if staged is not None:
             return staged
-        call, segments = call_of_leaf("all_to_all", like.dtype, [-1, *like.shape[1:]]), self._segments_for(like)
+        call, segments = Call("all_to_all", [("", like.dtype, [-1, *like.shape[1:]])]), self._segments_for(like)
         if segments is None or segments.segment_bytes <= 8 * self._ranks.size + 64:
             return SentCollective(self._ranks, call, like, 0, plain.all_to_all, is_dealt=True)
         return CountedExchange(self._ranks, segments, call, like, self._results, axis=0, is_dealt=True)

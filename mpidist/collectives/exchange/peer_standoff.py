@@ -94,15 +94,21 @@ class PeerStandoffs:
             self._to_send.clear()
             self._send_own(waited)
         for key, probe in list(self._read.items()):
-            side = self._sides.side(key[0], probe.kind == _SENDS)
+            side = (self._sides.sources if probe.kind == _SENDS else self._sides.targets)[key[0]]
             if side.number >= probe.number:
                 del self._read[key]
             elif not side.waiting:
                 if probe.origin != self._ranks.rank:
-                    self._pass_on(probe, waited)
+                    # once, so that one that goes round in a circle without that rank has an end
+                    if self._passed.get(probe.origin) != probe.serial and probe.hops < self._ranks.size:
+                        self._passed[probe.origin] = probe.serial
+                        self._to_send[probe.origin] = self._extended(probe, waited)
                 elif self._is_round(self._read.pop(key), waited):
                     return _text(probe)
-        self._send(waited.peer)
+        # when the other rank has read what was sent before
+        if self._to_send and waited.peer not in self._unanswered:
+            self._unanswered.add(waited.peer)
+            self._post(waited.peer, self._to_send.pop(next(iter(self._to_send))))
         return None
 
     def _is_round(self, probe: _Probe, waited: Transfer) -> bool:
@@ -118,12 +124,6 @@ class PeerStandoffs:
         """Begin a round of an own probe."""
         self._serial += 1
         self._to_send[self._ranks.rank] = self._extended(_Probe(0, 0, self._ranks.rank, self._serial, 0, ""), waited)
-
-    def _pass_on(self, probe: _Probe, waited: Transfer) -> None:
-        """Pass on the probe of another rank, once; one that goes round in a circle without that rank has an end."""
-        if self._passed.get(probe.origin) != probe.serial and probe.hops < self._ranks.size:
-            self._passed[probe.origin] = probe.serial
-            self._to_send[probe.origin] = self._extended(probe, waited)
 
     def _extended(self, probe: _Probe, waited: Transfer) -> _Probe:
         control, own = self._ranks.control, self._ranks.transport.world_ranks[self._ranks.rank]
@@ -160,12 +160,6 @@ class PeerStandoffs:
         else:
             self._read[peer, probe.origin] = probe
             self._post(peer, _Probe(_ANSWER, 0, 0, 0, 0, ""))
-
-    def _send(self, peer: int) -> None:
-        """Send what is to be passed on, when the other rank has read what was sent before."""
-        if self._to_send and peer not in self._unanswered:
-            self._unanswered.add(peer)
-            self._post(peer, self._to_send.pop(next(iter(self._to_send))))
 
     def _post(self, peer: int, probe: _Probe) -> None:
         self._sends = [each for each in self._sends if not self._notes.poll([each])]

@@ -14,6 +14,7 @@ import pickle
 import struct
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -44,6 +45,9 @@ _HEADS, _BODIES = 2, 3
 
 #: Of so many kinds of arrays the description is kept ready.
 _KEPT = 256
+
+#: What a message says of an array of some dtype and shape, ``(dtype, shape)``, and back.
+_describe, _signature = lru_cache(_KEPT)(pickle.dumps), lru_cache(_KEPT)(pickle.loads)
 
 
 class Transfer(Handle):
@@ -311,7 +315,7 @@ class _Incoming(_Side):
 
     def _array_comes(self, description: bytes, start: int, nbytes: int) -> None:
         """Take the array from byte `start` of the head on; 0 if it follows."""
-        signature = self._lines.signature(description)
+        signature = _signature(description)
         dtype, shape = signature
         result = numpy.empty(shape, dtype)
         if not start:
@@ -337,7 +341,7 @@ class _Incoming(_Side):
         expected = receiving.expected
         if expected is not None and expected != signature:
             receiving.wrong = (
-                f"{self._lines.own_name}: {receiving.what} expected {_described(*expected)}, got "
+                f"{self._lines.control.own_name}: {receiving.what} expected {_described(*expected)}, got "
                 f"{_described(*signature)}; both ranks must name the same array (message {self.number} of this pair)"
             )
 
@@ -356,7 +360,7 @@ class PointToPoint:
                 f"the {transport.name} transport has no channels, which send and receive need; use all_to_all, which "
                 "all ranks call"
             )
-        self._ranks, self._control, self.turnstile = ranks, ranks.control, ranks.turnstile
+        self._ranks, self.control, self.turnstile = ranks, ranks.control, ranks.turnstile
         self.heads = transport.among(range(ranks.size), _HEADS)
         self.bodies = transport.among(range(ranks.size), _BODIES)
         segments, rank = ranks.segments, ranks.rank
@@ -373,29 +377,18 @@ class PointToPoint:
         self.is_behind = False
         self._open: list[Transfer] = []
         self._pause: Any = None
-        self._descriptions: dict[Any, bytes] = {}
-        self._signatures: dict[bytes, Any] = {}
 
     @property
     def last_missed(self) -> int:
         """The last call that a rank missed: messages of earlier steps are void."""
-        return self._control.missed.last
+        return self.control.missed.last
 
     def head_of(self, signature: tuple[Any, tuple[int, ...]], nbytes: int) -> tuple[bytes | None, int]:
         """Return the head of messages that bring such arrays, and where in it these begin; None where none fits in."""
-        description = self._describe(signature)
+        description = _describe(signature)
         start = _start_of(len(description))
         head = _LENGTHS.pack(len(description), nbytes, self.last_missed) + description
         return (head, start) if start + nbytes <= self._room else (None, 0)
-
-    def side(self, peer: int, peer_sends: bool) -> _Side:
-        """Return this rank's side of what another one sends, or receives."""
-        return self.sources[peer] if peer_sends else self.targets[peer]
-
-    @property
-    def own_name(self) -> str:
-        """How messages of this rank begin."""
-        return self._control.own_name
 
     def start_send(self, array: Any, to: int, timeout_seconds: float | None = None) -> Transfer:
         """Start to send an array; see `Communicator.send`.  Local."""
@@ -405,7 +398,7 @@ class PointToPoint:
     def post(self, array: Any, to: int, timeout_seconds: float | None) -> Transfer:
         """Start to send an array that can be sent, to a rank that there is.  Local."""
         signature = (array.dtype, array.shape)
-        description, nbytes = self._describe(signature), array.nbytes
+        description, nbytes = _describe(signature), array.nbytes
         start, bodies = _start_of(len(description)), []
         head = _LENGTHS.pack(len(description), nbytes, self.last_missed)
         if len(head) + len(description) <= self._room:
@@ -462,22 +455,18 @@ class PointToPoint:
     def _end_step(self, transfer: Transfer) -> None:
         """Raise RemoteReplicaError, as all ranks do: the function given to `run` raised on one."""
         self.is_behind = False
-        self._give_up(transfer)
-        Once(self._ranks, Call(transfer.what, [fact("of", self.own_name)]))(None)
-
-    def _give_up(self, transfer: Transfer) -> None:
-        """Wait for a transfer no more: the function of the other rank raised."""
         if isinstance(transfer, _Receiving):  # a send that was begun goes on when that rank receives
             self._open.remove(transfer)
             self.sources[transfer.peer].waiting.remove(transfer)
             self._settle()
+        Once(self._ranks, Call(transfer.what, [fact("of", self.control.own_name)]))(None)
 
     def _opened(self, transfer: Transfer) -> Transfer:
         """Take note of a transfer: while one is open, every turn of every wait moves it on."""
         transfer.poll()
         if not transfer.is_over:
             if not self._open:
-                self._pause, self._control.pause = self._control.pause, self._pause_and_move_on
+                self._pause, self.control.pause = self.control.pause, self._pause_and_move_on
             self._open.append(transfer)
         return transfer
 
@@ -494,25 +483,8 @@ class PointToPoint:
             self._settle()
 
     def _settle(self) -> None:
-        if not self._open and self._control.pause == self._pause_and_move_on:
-            self._control.pause = self._pause
-
-    def _describe(self, key: tuple[Any, tuple[int, ...]]) -> bytes:
-        description = self._descriptions.get(key)
-        if description is None:
-            if len(self._descriptions) >= _KEPT:
-                self._descriptions.clear()
-            description = self._descriptions[key] = pickle.dumps(key)
-        return description
-
-    def signature(self, description: bytes) -> Any:
-        """Return dtype and shape of an array that was described so.  Local."""
-        dtype_and_shape = self._signatures.get(description)
-        if dtype_and_shape is None:
-            if len(self._signatures) >= _KEPT:
-                self._signatures.clear()
-            dtype_and_shape = self._signatures[description] = pickle.loads(description)
-        return dtype_and_shape
+        if not self._open and self.control.pause == self._pause_and_move_on:
+            self.control.pause = self._pause
 
     def check_send(self, array: Any, to: int) -> None:
         """Raise unless such an array can be sent to that rank.  Local."""
@@ -547,61 +519,65 @@ def _described(dtype: Any, shape: tuple[int, ...]) -> str:
 _SENT = Handle.done(None)
 
 
-class BoundSend:
+class _BoundToPeer:
+    """What sends to one rank, and receives from one, of arrays of one dtype and shape have in common."""
+
+    def __init__(self, lines: PointToPoint, like: Any, peer: int) -> None:
+        self._lines, self._peer, self._turnstile = lines, peer, lines.turnstile
+        self._dtype, self._shape, self._nbytes = like.dtype, tuple(like.shape), like.nbytes
+        self._renew()
+
+    def _renew(self) -> None:
+        """Make the head of the messages, which has the call that this rank missed last."""
+        self._missed = self._lines.last_missed
+        self._head, self._begin = self._lines.head_of((self._dtype, self._shape), self._nbytes)
+
+
+class BoundSend(_BoundToPeer):
     """The send of arrays of one dtype and shape to one rank; parameters as for `Communicator.send_init`."""
 
     def __init__(self, lines: PointToPoint, like: Any, to: int) -> None:
         lines.check_send(like, to)
-        self._lines, self._to = lines, to
-        self._dtype, self._shape = like.dtype, tuple(like.shape)
-        self._destination, self._turnstile = lines.targets[to], lines.turnstile
-        self._nbytes, self._missed = like.nbytes, lines.last_missed
-        self._head, self._begin = lines.head_of((self._dtype, self._shape), like.nbytes)
+        super().__init__(lines, like, to)
+        self._destination = lines.targets[to]
 
     def start(self, array: Any, timeout_seconds: float | None = None) -> Handle:
         """Start to send; the array must not change before ``wait()`` of what this returns has returned.  Local."""
         if array.dtype != self._dtype or array.shape != self._shape:
             expected, got = _described(self._dtype, self._shape), _described(array.dtype, array.shape)
-            raise ValueError(f"send to rank {self._to} was bound to {expected}, got {got}; bind another one")
+            raise ValueError(f"send to rank {self._peer} was bound to {expected}, got {got}; bind another one")
         if self._head is not None:
             with self._turnstile:
                 if self._missed != self._lines.last_missed:
-                    self._missed = self._lines.last_missed
-                    self._head, self._begin = self._lines.head_of((self._dtype, self._shape), self._nbytes)
-                    assert self._head is not None  # which is as long as before
+                    self._renew()
                 if self._destination.has_put(self._head, self._begin, array):
                     return _SENT
-        return self._lines.post(array, self._to, timeout_seconds)
+        return self._lines.post(array, self._peer, timeout_seconds)
 
     def __call__(self, array: Any, timeout_seconds: float | None = None) -> None:
         """Send, and wait; errors as for `Transfer.wait`."""
         self.start(array, timeout_seconds).wait()
 
 
-class BoundReceive:
+class BoundReceive(_BoundToPeer):
     """The receive of arrays of one dtype and shape from one rank; parameters as for `Communicator.receive_init`."""
 
     def __init__(self, lines: PointToPoint, like: Any, source: int) -> None:
         lines.check_peer(source, "receive")
-        self._lines, self._source = lines, source
-        self._expected = (like.dtype, tuple(like.shape))
-        self._origin, self._turnstile = lines.sources[source], lines.turnstile
-        self._nbytes, self._missed = like.nbytes, lines.last_missed
-        self._head, self._begin = lines.head_of(self._expected, like.nbytes)
+        super().__init__(lines, like, source)
+        self._origin = lines.sources[source]
 
     def start(self, timeout_seconds: float | None = None) -> Transfer:
         """Start to receive.  Local."""
-        return self._lines.expect(self._source, self._expected, timeout_seconds)
+        return self._lines.expect(self._peer, (self._dtype, self._shape), timeout_seconds)
 
     def __call__(self, timeout_seconds: float | None = None) -> Any:
         """Receive, and return the array; errors as for `Transfer.wait`."""
         if self._head is not None:
             with self._turnstile:
                 if self._missed != self._lines.last_missed:
-                    self._missed = self._lines.last_missed
-                    self._head, self._begin = self._lines.head_of(self._expected, self._nbytes)
-                    assert self._head is not None  # which is as long as before
-                found = self._origin.taken(self._head, self._begin, *self._expected)
+                    self._renew()
+                found = self._origin.taken(self._head, self._begin, self._dtype, self._shape)
             if found is not None:
                 return found
         return self.start(timeout_seconds).wait()

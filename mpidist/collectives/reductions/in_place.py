@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.collectives.persistent import Bound
-from mpidist.collectives.reductions.intake import BufferIntake, InPlaceIntake
+from mpidist.collectives.reductions.intake import InPlaceIntake, Intake
 from mpidist.collectives.reductions.lists import ShortArray
 from mpidist.collectives.reductions.plan import Bucket, Signature, build
-from mpidist.collectives.reductions.reduction import BoundReduction, Intake, one_step, scale_of
-from mpidist.collectives.reductions.sinks import InPlaceSink
+from mpidist.collectives.reductions.reduction import BoundReduction, one_step, scale_of
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.collectives.ways.scratch import Scratch
@@ -34,39 +33,16 @@ def bind_in_place(
     algorithm: str | None = None,
     timeout_seconds: float | None = None,
     kind: Any = None,
+    is_checked: bool = False,
 ) -> Bound:
     """Return what reduces lists of such arrays in place, to be called any number of times.  Collective.
 
     Calls compare names, dtypes and shapes.  `kind` is an array of the kind that will be reduced, by default NumPy's;
-    the deadline is that of the calls, too.  UnsupportedDtypeError where there is no such reduction of a dtype into
+    the deadline is that of the calls, too.  With `is_checked` lists are of one array, which is flat when it is given,
+    and which whoever calls has looked at.  UnsupportedDtypeError where there is no such reduction of a dtype into
     arrays of that dtype.
     """
-    what = f"all_reduce({op}) in place"
-    return _bound(ranks, signatures, op, algorithm, timeout_seconds, kind, what)
-
-
-def bind_buffer(
-    ranks: Communicator, buffer: Any, op: str, algorithm: str | None = None, timeout_seconds: float | None = None
-) -> Bound:
-    """Return what reduces arrays like this one in place, which whoever calls it has looked at.
-
-    It is called with a list of one, which is flat, and a deadline.  Collective: every rank calls it in the same order.
-    Parameters and errors as for `bind_in_place`.
-    """
-    signatures = [("", buffer.dtype, tuple(buffer.shape))]
-    return _bound(ranks, signatures, op, algorithm, timeout_seconds, buffer, f"all_reduce({op})", BufferIntake())
-
-
-def _bound(
-    ranks: Communicator,
-    signatures: Sequence[Signature],
-    op: str,
-    algorithm: str | None,
-    timeout_seconds: float | None,
-    kind: Any,
-    what: str,
-    intake: Intake | None = None,
-) -> Bound:
+    what = f"all_reduce({op})" if is_checked else f"all_reduce({op}) in place"
     memory = None if kind is None else memory_of(kind)
     on_host = kind is None or not arrays.is_device(kind)
     plan = build(signatures, op, ranks.bytes_per_pack(algorithm, on_host))
@@ -83,14 +59,15 @@ def _bound(
         return ranks.reduction(way, where, where, dtypes, plan.reduction, scale, kind, scratch)
 
     call = Call(what, signatures, [(way.label, bucket.nbytes) for bucket in plan.buckets])
-    shape = signatures[0][2] if intake is None and len(signatures) == 1 else None
+    shape = signatures[0][2] if len(signatures) == 1 and not is_checked else None
     step = one_step(ranks, plan, way, pieces, scale, shape) if on_host else None
-    if intake is not None and step is not None and plan.buckets[0].dtype == signatures[0][1]:
+    if is_checked and step is not None and plan.buckets[0].dtype == signatures[0][1]:
         only = plan.buckets[0]
         return ShortArray(ranks, call, ("", only.dtype, (only.elements,)), step, is_in_place=True)
-    if intake is None:
+    intake = Intake()
+    if not is_checked:
         intake = InPlaceIntake(f"{ranks.control.own_name}: {call.what}", plan, memory, are_apart=step is None)
     reductions = [step] if step is not None else list(map(reduction, plan.buckets, pieces))
-    bound = BoundReduction(ranks, call, plan, reductions, intake, InPlaceSink(), memory)
+    bound = BoundReduction(ranks, call, plan, reductions, intake, None, memory)
     bound.timeout_seconds = timeout_seconds
     return bound

@@ -19,7 +19,27 @@ _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 _is_contiguous = attrgetter("flags.c_contiguous")
 
 
-class ListIntake:
+class Intake:
+    """Which lists a reduction takes, and in which form; this one takes flat arrays that whoever calls has looked at.
+
+    All methods are Local.
+    """
+
+    def takes(self, tensors: Sequence[Any]) -> bool:
+        """Whether the reduction is for such tensors; ValueError where it cannot be for any like them."""
+        return True
+
+    def pack(self, tensors: Sequence[Any], slot: Any) -> bool:
+        """Put tensors where all ranks see them; return whether the reduction is for such tensors."""
+        slot[...] = tensors[0]
+        return True
+
+    def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """Return tensors that it takes as C-contiguous ones."""
+        return tensors
+
+
+class ListIntake(Intake):
     """Lists like the one that an all-reduce was bound for.
 
     No reference to the tensors is kept.  `any_strides`: they may lie in memory otherwise.  `in_memory_order`: a tensor
@@ -85,7 +105,7 @@ class ListIntake:
         return True
 
 
-class OptionalIntake:
+class OptionalIntake(Intake):
     """Lists in which any tensor may be None.
 
     `zeros` stands in for these; `like` takes the lists without None, and `pack_whole` packs them.
@@ -107,7 +127,7 @@ class OptionalIntake:
         return self._like.in_order(self._zeros.counted(tensors))
 
 
-class InPlaceIntake:
+class InPlaceIntake(Intake):
     """Lists of C-contiguous arrays of exact shapes and dtypes, which are written to.
 
     With `are_apart` each must lie in memory of its own: else results are written while other values are still to be
@@ -137,10 +157,6 @@ class InPlaceIntake:
         pack(tensors, slot)
         return True
 
-    def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        """Return the arrays.  Local."""
-        return tensors
-
     def _difference(self, tensors: Sequence[Any]) -> str:
         """Return how many arrays there are, if that is what differs, else the first of them that does."""
         if len(tensors) != len(self._shapes):
@@ -160,23 +176,6 @@ class InPlaceIntake:
         places = sorted(span for span in spans if span[1])
         if any(start + nbytes > after for (start, nbytes), (after, _) in pairwise(places)):
             raise ValueError(f"{self._what} got arrays that share memory; pass each of them once, or copies")
-
-
-class BufferIntake:
-    """One flat array that whoever calls has looked at."""
-
-    def takes(self, tensors: Sequence[Any]) -> bool:
-        """Return True.  Local."""
-        return True
-
-    def pack(self, tensors: Sequence[Any], slot: Any) -> bool:
-        """Copy the array.  Local."""
-        slot[...] = tensors[0]
-        return True
-
-    def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        """Return the array.  Local."""
-        return tensors
 
 
 _strides = attrgetter("strides")

@@ -9,73 +9,39 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist import arrays
-from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment
+from mpidist.collectives.reductions.adjustment import Adjustment
 from mpidist.errors import CollectiveMismatchError
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
 
-#: Of the arrays of a list; None where they have none.
-Names = tuple[str, ...] | None
 
-
-def reduce_list(
+def adjusted_list(
     ranks: Communicator,
     tensors: Sequence[Any],
     op: str,
     adjustment: Adjustment,
     timeout_seconds: float | None,
-    names: Names = None,
+    names: tuple[str, ...] | None,
 ) -> list[Any]:
     """Return the reduced arrays of a list; see `Communicator.all_reduce_list`.  Collective."""
-    if not tensors:
-        return []
-    if adjustment == AS_IT_IS:
-        return ranks.engine()(tensors, op, names, timeout_seconds)
-    if adjustment.none_as_zeros:
-        return _with_none(ranks, tensors, op, adjustment, timeout_seconds, names)
-    return _adjusted(ranks, tensors, tensors, op, adjustment, timeout_seconds, names)
-
-
-def _adjusted(
-    ranks: Communicator,
-    tensors: Sequence[Any],
-    examples: Sequence[Any],
-    op: str,
-    adjustment: Adjustment,
-    timeout_seconds: float | None,
-    names: Names,
-) -> list[Any]:
-    """Return the reduced arrays of a list that is like `examples`.  Collective."""
+    examples, there = tensors, list(range(len(tensors)))
+    results: list[Any] = [None] * len(tensors)
+    if adjustment.none_as_zeros:  # the shape of what this rank does not have it learns from the others
+        known = _signatures(ranks, tensors, op, timeout_seconds)
+        there = [at for at, signature in enumerate(known) if signature is not None]
+        if not there:
+            return results
+        kind = next((each for each in tensors if each is not None), numpy.empty(0))
+        examples = [
+            arrays.empty(known[at][1], known[at][0], kind) if tensors[at] is None else tensors[at] for at in there
+        ]
+        tensors, names = [tensors[at] for at in there], names and tuple(names[at] for at in there)
     key = ("all_reduce_list", op, adjustment, names, *((type(each), each.dtype, each.shape) for each in examples))
     like = (examples, op, timeout_seconds, adjustment, names)
-    found: list[Any] = ranks.bindings.call(key, ranks.engine().bind, like, tensors, timeout_seconds)
-    return found
-
-
-def _with_none(
-    ranks: Communicator,
-    tensors: Sequence[Any],
-    op: str,
-    adjustment: Adjustment,
-    timeout_seconds: float | None,
-    names: Names,
-) -> list[Any]:
-    """Reduce a list with None in it: the shape of what this rank does not have it learns from the others."""
-    known = _signatures(ranks, tensors, op, timeout_seconds)
-    there = [at for at, signature in enumerate(known) if signature is not None]
-    kind = next((each for each in tensors if each is not None), numpy.empty(0))
-    present = [tensors[at] for at in there]
-    examples = [
-        arrays.empty(known[at][1], known[at][0], kind) if each is None else each
-        for at, each in zip(there, present, strict=True)
-    ]
-    results: list[Any] = [None] * len(tensors)
-    if there:
-        given_names = None if names is None else tuple(names[at] for at in there)
-        reduced = _adjusted(ranks, present, examples, op, adjustment, timeout_seconds, given_names)
-        for at, result in zip(there, reduced, strict=True):
-            results[at] = result
+    reduced = ranks.bindings.call(key, ranks.engine().bind, like, tensors, timeout_seconds)
+    for at, result in zip(there, reduced, strict=True):
+        results[at] = result
     return results
 
 

@@ -14,12 +14,11 @@ from mpidist.collectives.handle import Handle
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.reductions.adjustment import Zeros, check_factors
-from mpidist.collectives.reductions.intake import ListIntake, OptionalIntake
+from mpidist.collectives.reductions.intake import Intake, ListIntake, OptionalIntake
 from mpidist.collectives.reductions.plan import Bucket, Plan, Signature, build
 from mpidist.collectives.reductions.reduction import (
     BYTES_PER_TENSOR,
     BoundReduction,
-    Intake,
     one_step,
     scale_of,
 )

@@ -94,15 +94,24 @@ class Bindings(PlanCache):
             bound.free_results()
 
     def call(
-        self, key: Any, bind: Callable[..., Any], like: tuple[Any, ...], given: Any, timeout_seconds: float | None
+        self,
+        key: Any,
+        bind: Callable[..., Any],
+        like: tuple[Any, ...],
+        given: Any,
+        timeout_seconds: float | None,
+        paths: tuple[str, ...] = (),
     ) -> Any:
         """Return what the collective under `key` returns; ``bind(*like)`` makes it where it is not kept.
 
         Collective: every rank calls it in the same order.  Errors are those of the two, and nothing new is kept then.
         """
+        if paths:
+            key = key, paths
         bound = self._plans.get(key)
         if bound is None:
             bound = bind(*like)
+            bound.call = bound.call.with_paths(paths)
             bound.key, bound.timeout_seconds = key, None  # the deadline is that of each call, not of the first
         results = bound.attempt(given, timeout_seconds)  # what `Bound.__call__` does, in fewer functions
         if results is UNLIKE:

@@ -11,7 +11,9 @@ from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent import Bound
+from mpidist.collectives.reductions.intake import Intake
 from mpidist.collectives.reductions.plan import Plan
+from mpidist.collectives.reductions.results import ResultSet
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.collectives.ways.selection import Way
@@ -51,37 +53,10 @@ def scale_of(ranks: Communicator, op: str, postscale: float | None = None) -> fl
     return scale if postscale is None else (1.0 if scale is None else scale) * postscale
 
 
-class Intake(Protocol):
-    """Which lists a reduction takes, and in which form.  All methods are Local."""
-
-    def takes(self, tensors: Sequence[Any]) -> bool:
-        """Whether the reduction is for such tensors; ValueError where it cannot be for any like them."""
-        ...
-
-    def pack(self, tensors: Sequence[Any], slot: Any) -> bool:
-        """Put tensors where all ranks see them; return whether the reduction is for such tensors."""
-        ...
-
-    def in_order(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        """Return tensors that it takes as C-contiguous ones."""
-        ...
-
-
-class ResultPlace(Protocol):
-    """Where the results of one call go.  All methods are Local."""
-
-    def targets(self, index: int, members: Sequence[Any]) -> Sequence[Any]:
-        """Return where bucket `index`, whose tensors are `members`, is reduced to."""
-        ...
-
-    def hand_out(self) -> Any:
-        """Return what the caller gets."""
-
-
 class Sink(Protocol):
-    """What becomes of results: new arrays, or what was given."""
+    """What becomes of results."""
 
-    def place(self, tensors: Sequence[Any]) -> ResultPlace:
+    def place(self, tensors: Sequence[Any]) -> ResultSet:
         """Return where the results of a call with these tensors go.  Local."""
         ...
 
@@ -94,7 +69,7 @@ class BoundReduction(Bound):
 
     `reductions` are by bucket; `memory` is that of the tensors, by default the host's.  Values are multiplied by
     `prescale` before they are reduced; `pack_checked` stands in place of the intake's `pack`.  `question` is what new
-    arrays were asked for by.
+    arrays were asked for by.  Without a `sink` results are put in place of the values.
     """
 
     question: Any = None
@@ -106,7 +81,7 @@ class BoundReduction(Bound):
         plan: Plan,
         reductions: Sequence[BucketReduction],
         intake: Intake,
-        sink: Sink,
+        sink: Sink | None,
         memory: DeviceMemory | None = None,
         prescale: float | None = None,
         pack_checked: Callable[[Sequence[Any], Any], bool] | None = None,
@@ -117,11 +92,11 @@ class BoundReduction(Bound):
         self.reductions = reductions
         self._slot = reductions[0].slot if len(reductions) == 1 else None
         self._intake, self._pack = intake, pack_checked or intake.pack
-        self._place_for, self._free = sink.place, sink.free
+        self._sink = sink
         self._prescale = prescale
         self._multiplied: list[Any] = []
         # Taken before the call is begun: a rank that has no memory for it raises, and stays in step.
-        self._place: Any = None
+        self._place: ResultSet | None = None
 
     def start(self, arrays: Any, timeout_seconds: float | None = None) -> Handle:
         """Take the collective's place in the order of calls; errors as for `Bound`, and for arrays that are unlike."""
@@ -144,7 +119,8 @@ class BoundReduction(Bound):
                 return False
             if self._prescale is not None:
                 numpy.multiply(slot, self._prescale, out=slot)
-        self._place = self._place_for(tensors)
+        if self._sink is not None:
+            self._place = self._sink.place(tensors)
         return True
 
     def move(self, watch: Watch, tensors: Sequence[Any]) -> Any:
@@ -153,18 +129,19 @@ class BoundReduction(Bound):
             tensors = self._values(tensors)
         reductions = self.reductions
         if len(reductions) == 1:
-            reductions[0].run(watch, tensors, place.targets(0, tensors))
-            return place.hand_out()
-        for index, (bucket, reduction) in enumerate(zip(self._plan.buckets, reductions, strict=True)):
-            members = [tensors[each] for each in bucket.tensors]
-            reduction.run(watch, members, place.targets(index, members))
-        return place.hand_out()
+            reductions[0].run(watch, tensors, tensors if place is None else place.results)
+        else:
+            for index, (bucket, reduction) in enumerate(zip(self._plan.buckets, reductions, strict=True)):
+                members = [tensors[each] for each in bucket.tensors]
+                reduction.run(watch, members, members if place is None else place.results[index : index + 1])
+        return tensors if place is None else place.hand_out()
 
     def forget(self) -> None:
         self._place = None
 
     def free_results(self) -> None:
-        self._free()
+        if self._sink is not None:
+            self._sink.free()
 
     def _values(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """Return the tensors as contiguous ones; multiplied, in the dtypes in which they are reduced, if need be."""

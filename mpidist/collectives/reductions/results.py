@@ -65,10 +65,6 @@ class ResultSet(Owners):
                 back = sorted(range(len(order)), key=order.__getitem__)
                 self._views[position] = result[start:end].reshape([shape[axis] for axis in order]).transpose(back)
 
-    def targets(self, index: int, members: Sequence[Any]) -> Sequence[Any]:
-        """Return the result of bucket `index`."""
-        return (self.results[index],)
-
     def hand_out(self) -> list[Any]:
         """Return the results as new array objects, in the caller's shapes; or as they were packed."""
         return list(self._packed) if self._is_packed else list(map(self._new_view, self._views))

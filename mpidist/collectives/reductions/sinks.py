@@ -1,4 +1,4 @@
-"""Where results of bound reductions go: into new arrays that are the caller's, or in place of the values."""
+"""Where results of bound reductions go: into new arrays that are the caller's."""
 
 from __future__ import annotations
 
@@ -48,29 +48,3 @@ class _OptionalResults(ResultSet):
     def hand_out(self) -> list[Any]:
         """Return the results, None where all ranks had None."""
         return self._zeros.emptied(super().hand_out())
-
-
-class InPlaceSink:
-    """Results in place of the values."""
-
-    def place(self, tensors: Sequence[Any]) -> _InPlace:
-        """Return these tensors as the place of results.  Local."""
-        return _InPlace(tensors)
-
-    def free(self) -> None:
-        """Do nothing: no results are kept.  Local."""
-
-
-class _InPlace:
-    """The `ResultPlace` of one call: the tensors that it was given."""
-
-    def __init__(self, tensors: Sequence[Any]) -> None:
-        self._tensors = tensors
-
-    def targets(self, index: int, members: Sequence[Any]) -> Sequence[Any]:
-        """Return the tensors of a bucket."""
-        return members
-
-    def hand_out(self) -> Sequence[Any]:
-        """Return the tensors."""
-        return self._tensors

@@ -17,7 +17,6 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.persistent import Once
 from mpidist.collectives.reductions.plan import Plan, Signature, build
 from mpidist.collectives.reductions.reduction import BYTES_PER_TENSOR
-from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.chooser import ONE_PACK
 from mpidist.collectives.ways.pieces import Pieces, SeenByAll, Transform
 from mpidist.collectives.ways.selection import SEGMENT_BYTES, SEGMENTED, Way
@@ -120,20 +119,16 @@ class PlannedUpdate:
         self._pieces = [Pieces(bucket.offsets) for bucket in plan.buckets]
         # Where all see the parameters, nothing is handed over; who has gone through a bucket has waited for the others.
         self._targets = [SeenByAll(bucket.offsets) for bucket in plan.buckets] if in_one_copy else self._pieces
-        self._reductions = self._bind(way)
+        cuts = zip(plan.buckets, self._pieces, self._targets, strict=True)
+        self._reductions = [
+            ranks.reduction(way, pieces, targets, (bucket.dtype,) * 3, "sum") for bucket, pieces, targets in cuts
+        ]
         packs = [(way.label, bucket.nbytes) for bucket in plan.buckets]
         self._call = Call("apply_gradients", plan.signatures, packs)
         self.slices = [
             Slice(bucket.tensors, pieces, bucket.dtype, reduction.owned)
             for bucket, pieces, reduction in zip(plan.buckets, self._pieces, self._reductions, strict=True)
         ]
-
-    def _bind(self, way: Way) -> list[BucketReduction]:
-        reductions = []
-        for bucket, pieces, targets in zip(self._plan.buckets, self._pieces, self._targets, strict=True):
-            dtypes = (bucket.dtype,) * 3
-            reductions.append(self._ranks.reduction(way, pieces, targets, dtypes, "sum"))
-        return reductions
 
     def run(
         self,

@@ -30,17 +30,14 @@ class DeviceWays:
         self._ranks = ranks
         self._links: dict[DeviceMemory, Link | str] = {}
         self._host = numpy.empty(0, numpy.uint8)
-        self._written: Arrived = lambda: True  # nothing was begun
+        #: Whether the copies from the host memory have left it.
+        self.written: Arrived = lambda: True  # nothing was begun
 
     def memory(self, array: Any) -> DeviceMemory | None:
         """Return the memory of an array that the transport does not move by itself; None for any other.  Local."""
         if isinstance(array, numpy.ndarray) or arrays.kind_of(array).memory in self._ranks.transport.memory:
             return None
         return memory_of(array)
-
-    def bind(self, memory: DeviceMemory, dtype: numpy.dtype, op: str, algorithm: str) -> DeviceReplay:
-        """Return what reduces flat buffers of this dtype in place.  Local."""
-        return DeviceReplay(self, self._ranks, memory, dtype, op, algorithm)
 
     def link(self, memory: DeviceMemory, watch: Watch) -> Link | str:
         """Return the device's own collectives between these ranks, or why there are none.
@@ -67,15 +64,11 @@ class DeviceWays:
 
     def host_buffer(self, memory: DeviceMemory, elements: int, dtype: Any, watch: Watch) -> numpy.ndarray:
         """Return host memory for one call, when the copies of the call before have left it."""
-        wait_for(self._written, watch)
+        wait_for(self.written, watch)
         nbytes = elements * dtype.itemsize
         if self._host.nbytes < nbytes:
             self._host = memory.host_buffer(nbytes, numpy.dtype(numpy.uint8))
         return self._host[:nbytes].view(dtype)
-
-    def written_when(self, arrived: Arrived) -> None:
-        """Take note of when the host memory is free again.  Local."""
-        self._written = arrived
 
     def to_host(self, memory: DeviceMemory, array: Any, what: str) -> numpy.ndarray:
         """Return a copy of an array in host memory; waits with an eye on the other ranks.  Local."""
@@ -89,7 +82,7 @@ class DeviceWays:
         """Copy values of the host into a contiguous array, in the order of the current stream.  Local."""
         host = self.host_buffer(memory, values.size, values.dtype, self._ranks.control.watch("a copy to the device"))
         host[...] = values.reshape(-1)
-        self.written_when(memory.write(host, target.reshape(-1)))
+        self.written = memory.write(host, target.reshape(-1))
 
 
 class DeviceReplay:
@@ -106,10 +99,8 @@ class DeviceReplay:
         self._way, _, self._host_algorithm = algorithm.partition(":")
         self._host_reductions: dict[int, BucketReduction] = {}
 
-    def __call__(self, watch: Watch, buffer: Any, source: Any = None) -> None:
+    def __call__(self, watch: Watch, buffer: Any) -> None:
         """Reduce into the buffer, within the begun call of `watch`."""
-        if source is not None:
-            buffer[...] = source
         link = None if self._way == STAGED else self._ways.link(self._memory, watch)
         if isinstance(link, str) and self._way == NCCL:
             with suppress(RankFailedError):  # nobody raises, and so fails, while others are on their way here
@@ -129,7 +120,7 @@ class DeviceReplay:
         for (start, stop), arrived in zip(spans, arrivals, strict=True):
             wait_for(arrived, watch)
             self._reduce_on_host(watch, host[start:stop])
-            ways.written_when(memory.write(host[start:stop], flat[start:stop]))
+            ways.written = memory.write(host[start:stop], flat[start:stop])
 
     def _reduce_on_host(self, watch: Watch, piece: numpy.ndarray) -> None:
         """Reduce a piece in place by the host's own ways."""

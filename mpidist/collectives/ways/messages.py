@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy
@@ -44,14 +43,14 @@ class Messages:
         if chosen == "native" and op in ("min", "max") and dtype.kind == "f":
             chosen = selection.instead_of_native(elements * dtype.itemsize)
         if chosen == "native":
-            return _Native(self._transport, self._scratch, op)
+            return Native(self._transport, self._scratch, op)
         like = arrays.empty(elements, dtype, kind)
         scratch = (
             None if arrays.is_device(kind) else self._scratch.array((2 * SEGMENT_BYTES,), numpy.dtype(numpy.uint8))
         )
         executor = Executor(self._schedule(chosen), self._transport, like, op, scratch=scratch)
         executor.release()
-        return partial(_play, executor)
+        return executor.run
 
     def _schedule(self, name: str) -> Schedule:
         if name not in self._schedules:
@@ -63,14 +62,7 @@ class Messages:
         return self._schedules[name]
 
 
-def _play(executor: Executor, watch: Watch, buffer: Any, source: Any = None) -> None:
-    """Play a schedule on a buffer."""
-    if source is not None:
-        buffer[...] = source
-    executor.run(watch, buffer)
-
-
-class _Native:
+class Native:
     """The all-reduce that the transport has of its own.
 
     MPI takes half the time where values and results lie apart, and less where long buffers come in pieces.
@@ -101,7 +93,5 @@ class _Native:
         return copy
 
 
-def _nothing(watch: Watch, buffer: Any, source: Any = None) -> None:
-    """One rank alone, or nothing to reduce: then a buffer of no elements has its values whatever they are."""
-    if source is not None:
-        buffer[...] = source
+def _nothing(watch: Watch, buffer: Any) -> None:
+    """Return: there is but one rank, or nothing to reduce."""

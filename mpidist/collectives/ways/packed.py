@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 from mpidist import arrays
 from mpidist.collectives.observer import Observer
@@ -15,15 +15,9 @@ from mpidist.device.memory import Packing, memory_of
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace_kinds import PACK, UNPACK
 
-
-class Replay(Protocol):
-    """Reduces flat buffers of one length and dtype."""
-
-    def __call__(self, watch: Watch, buffer: Any, source: Any = None) -> None:
-        """Reduce into the buffer, within the begun call of `watch`.
-
-        This rank's values are in the buffer; or in `source`, which is like it and stays as it is.
-        """
+#: ``reduce(watch, buffer)`` reduces into a flat buffer of one length and dtype, within the begun call of `watch`.
+#: `Native` may take this rank's values from a third argument, which is like the buffer and stays as it is.
+Replay = Callable[..., None]
 
 
 class PlainPacking:

@@ -93,7 +93,8 @@ class Connection(abc.ABC):
         self.presence = presence
         self.closed = False
         self._inbox: deque[Message] = deque()
-        self._gone = ""  # why nothing more will come
+        #: Why the peer will send nothing more than it has sent, empty if it may.
+        self.gone = ""
 
     @abc.abstractmethod
     def send(self, header: Header, payload: Area | None = None, nbytes: int | None = None) -> None:
@@ -143,12 +144,12 @@ class Connection(abc.ABC):
     def _wait_to_send(self, has_room_fn: Callable[[], bool]) -> None:
         """Wait until there is room for what this rank sends; errors as for `send`."""
         patience = None
-        while self._gone or not has_room_fn():
+        while self.gone or not has_room_fn():
             if self.closed:
                 raise TransportError(f"the connection to rank {self.peer} has been closed")
             if patience is None:
                 patience = Patience([self], f"{self.described}, for room to send its own")
-            if self._gone:
+            if self.gone:
                 raise patience.lost(self)
             for connection in self.presence.connections:  # or a circle of ranks would wait for each other
                 connection.take_in()
@@ -198,9 +199,9 @@ class Connection(abc.ABC):
     @property
     def lost(self) -> bool:
         """Whether the peer has ended, and all that it had sent has been received.  Local."""
-        if not self._gone:
+        if not self.gone:
             self.presence.look()
-        return bool(self._gone) and not self._has_more()
+        return bool(self.gone) and not self._has_more()
 
     def _has_more(self) -> bool:
         """Whether something that the peer sent before its end is still to be received."""
@@ -209,12 +210,7 @@ class Connection(abc.ABC):
 
     def lose(self, why: str) -> None:
         """Take note of the end of the peer, for this reason.  Local."""
-        self._gone = self._gone or why
-
-    @property
-    def gone(self) -> str:
-        """Why the peer will send nothing more than it has sent, empty if it may.  Local."""
-        return self._gone
+        self.gone = self.gone or why
 
     def close(self) -> None:
         """Give the connection's memory back; messages that nobody has received are dropped.  Local."""
@@ -224,5 +220,5 @@ class Connection(abc.ABC):
         self.presence.forget(self)
 
     def __repr__(self) -> str:
-        state = " (closed)" if self.closed else f" ({self._gone})" if self._gone else ""
+        state = " (closed)" if self.closed else f" ({self.gone})" if self.gone else ""
         return f"<{type(self).__name__} to rank {self.peer}{state}>"

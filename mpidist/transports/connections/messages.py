@@ -119,9 +119,9 @@ class MessageConnection(Connection):
         try:
             return fn(*args)
         except RankFailedError as error:
-            if not self._gone:  # else it has said before that it leaves
+            if not self.gone:  # else it has said before that it leaves
                 self.lose(f"died: {error}")
-                self.presence.control.failures.note_lost(self.presence.name_of(self.peer), str(error))
+                self.presence.control.failures.lost[self.presence.name_of(self.peer)] = str(error)
             self._transport.abandon([*self._under_way, *self._awaited])
             self._under_way.clear()
             self._awaited.clear()
@@ -133,7 +133,7 @@ class MessageConnection(Connection):
     def all_sent(self) -> bool:
         """Whether nothing is on its way to the peer any more, or the peer is gone.  Local."""
         self._push_on()
-        return not self._under_way or bool(self._gone)
+        return not self._under_way or bool(self.gone)
 
     # -- areas --------------------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class MessageConnection(Connection):
 
     def sent(self, pending: Pending) -> bool:
         """Return whether what `send` started is done; also when it is in vain."""
-        return self._done(pending) or bool(self._gone)
+        return self._done(pending) or bool(self.gone)
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 

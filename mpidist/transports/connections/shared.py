@@ -94,8 +94,8 @@ class SharedConnection(Connection):
         if area.file is not None:
             self._announce(area)
         words[_BUSY] = 1
-        record = area.record_again(header, length)
-        if record is None:
+        last_header, last_length, record = area.sent
+        if header is not last_header or length != last_length:
             if len(header) > self._most:
                 header = self._send_parts(memoryview(header).cast("B"))
             record = area.keep_record(header, length)
@@ -115,7 +115,7 @@ class SharedConnection(Connection):
         filled, size = self._filled, self._size
         at = filled % size
         end = at + nbytes
-        if end > size or filled + nbytes - self._seen_emptied > size or self._gone:
+        if end > size or filled + nbytes - self._seen_emptied > size or self.gone:
             filled, at = self._place_for(nbytes, filled, at)
             end = at + nbytes
         self._out[at:end] = record
@@ -127,7 +127,7 @@ class SharedConnection(Connection):
         """Return counter and place of a record, behind what is skipped at the end of the ring; wait for room."""
         size = self._size
         skipped = size - at if at + nbytes > size else 0
-        if filled + skipped + nbytes - self._seen_emptied > size or self._gone:
+        if filled + skipped + nbytes - self._seen_emptied > size or self.gone:
             self._wait_for_room(filled + skipped + nbytes - size)
         if not skipped:
             return filled, at
@@ -171,7 +171,7 @@ class SharedConnection(Connection):
         """Tell the peer that an area is no more."""
         if area in self._areas:
             self._areas.remove(area)
-            if area.announced and not self._gone and not self.closed:
+            if area.announced and not self.gone and not self.closed:
                 self._put(_record(b"", _DROP, area.number, 0))
 
     # -- receiving ----------------------------------------------------------------------------------------------------
@@ -275,18 +275,14 @@ class SharedArea(Area):
         memory = self.file.map()
         self.words = memoryview(memory)[:_AREA_START].cast("Q")
         self.array = numpy.frombuffer(memory, dtype=numpy.uint8, offset=_AREA_START)[:nbytes]
-        self._sent: tuple[Header, int, bytes] = (b"", -1, b"")
-
-    def record_again(self, header: Header, length: int) -> bytes | None:
-        """Return the record that this area was sent with the last time, if it was with the same header object."""
-        last_header, last_length, record = self._sent
-        return record if header is last_header and length == last_length else None
+        #: The header and the length with which it was sent the last time, and the record.
+        self.sent: tuple[Header, int, bytes] = (b"", -1, b"")
 
     def keep_record(self, header: Header, length: int) -> bytes:
         """Return the record with which the area is sent; it is kept if the header cannot change."""
         record = _record(header, _PAYLOAD, self.number, length)
         if type(header) is bytes:
-            self._sent = header, length, record
+            self.sent = header, length, record
         return record
 
     @property

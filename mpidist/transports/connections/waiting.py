@@ -42,10 +42,6 @@ class Presence:
         if connection in self.connections:
             self.connections.remove(connection)
 
-    def end_of(self, peer: int) -> str:
-        """Return how a peer has ended, empty if it has not, as far as is known.  Local."""
-        return self._end_of(self.name_of(peer), thorough=True)
-
     def look(self) -> bool:
         """Look now and then which peers have ended, and tell the connections; return whether it looked.  Local."""
         now = time.monotonic()
@@ -59,14 +55,14 @@ class Presence:
                 self.control.arbiter.poll()
         for connection in self.connections:
             if not connection.gone:
-                why = self._end_of(self.name_of(connection.peer), thorough)
+                why = self.end_of(connection.peer, thorough)
                 if why:
                     connection.lose(why)
         return True
 
-    def _end_of(self, rank: int, thorough: bool) -> str:
-        """Return how `rank` has ended, empty if it has not, as far as is known."""
-        control = self.control
+    def end_of(self, peer: int, thorough: bool = True) -> str:
+        """Return how a peer has ended, empty if it has not; its process is looked for if `thorough`.  Local."""
+        control, rank = self.control, self.name_of(peer)
         state, text = control.failures.state_of(rank)
         if state == states.LEFT:
             return "left"
@@ -75,7 +71,7 @@ class Presence:
         if thorough and rank in control.board_ranks:
             index = control.board_ranks.index(rank)
             if not control.board.alive(index):
-                return f"died: its process {control.board.pid(index)} is gone (killed, or out of memory)"
+                return f"died: its process {control.board.pids[index]} is gone (killed, or out of memory)"
         return ""
 
 

@@ -152,7 +152,7 @@ def test_a_handle_that_was_waited_for_keeps_no_other_results_than_its_own():
         handles = [bound.start(_arrays(LONG, 1.0)).then(lambda results: float(results[0][0, 0]))]
         handles.append(together([handles[0]]))
         assert handles[1].wait() == [2.0]
-        (results,) = bound._place_for.__self__._memory._kept
+        (results,) = bound._sink._memory._kept
         return results.is_free()
 
     assert run_ranks(2, on_rank) == [True, True]

@@ -174,8 +174,9 @@ def test_no_part_of_a_bound_list_outlives_it(in_place, length, algorithm):
         bound = engine.bind_in_place(signatures) if in_place else engine.bind(arrays)
         bound(arrays)
         reductions = list(bound.reductions)
-        parts = [ref(part) for part in (bound, bound._intake, bound._place_for.__self__, *reductions)]
-        del bound, reductions
+        sinks = [] if in_place else [bound._sink]
+        parts = [ref(part) for part in (bound, bound._intake, *sinks, *reductions)]
+        del bound, reductions, sinks
         return [part() for part in parts]
 
     for parts in run_ranks(2, on_rank):

@@ -99,7 +99,7 @@ def test_what_a_caller_changes_on_a_result_does_not_come_back(change, op, dtype)
     for value in range(3):
         change(results.hand_out()[1])
         assert results.is_free()
-        results.targets(0, ())[0][...] = 2.0 * value
+        results.results[0][...] = 2.0 * value
         again = results.hand_out()
         assert [(each.shape, each.dtype, each.flags.writeable) for each in again] == [
             (shape, expected, True) for shape in SHAPES

@@ -182,7 +182,7 @@ def test_a_rank_with_a_duty_is_named_by_it_and_what_to_do_is_said(duties):
 def test_a_deadline_names_a_rank_that_has_come_and_does_not_move_on(stopped, has_waited, capsys):
     channels = _channels(3, Settings(timeout_seconds=2, warn_seconds=0.5))
     watches = [channel.begin("all_reduce", 1) for channel in channels]
-    while has_waited and not channels[0].board.waiting(stopped):
+    while has_waited and not channels[0].board.waiting[stopped]:
         watches[stopped].tick()
     waiting = [rank for rank in range(3) if rank != stopped]
     with pytest.raises(TransportTimeoutError) as caught:
