@@ -353,9 +353,8 @@ class _StopVote:
         self._agreed = 0
         # in worlds of several boards: (buffer, what is to be waited for), of the reduction begun one step before
         self._pending: tuple[numpy.ndarray, Any] | None = None
-        communicator.control.board.requests[communicator.control.board_index] = (
-            0  # what a vote before this one has left
-        )
+        control = communicator.control
+        control.board.requests[control.board_index] = 0  # a vote before this one may have left its step
 
     def stops_here(self, wants: bool) -> bool:
         """Return whether all ranks stop in front of this step.  Collective where they do, and between nodes."""

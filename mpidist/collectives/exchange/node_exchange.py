@@ -101,7 +101,7 @@ class NodeExchange(ArrayBound):
 
     def fill(self, given: Any) -> bool:
         """Return True, and show the others what they need; ValueError for another kind of array.  Local."""
-        array, splits = given, None
+        array, splits = given, self.splits
         if self.is_dealt and type(given) is tuple:
             array, splits = given
         if (

@@ -25,7 +25,6 @@ class NearServer(ServerEnd):
 
     _reader: Reader | None = None
     _pinned: Reader | None = None  # what the present snapshot is of; there may be a newer layout
-    _layout_number = -1
     _copy = -1
     _direct: Direct | None = None
 

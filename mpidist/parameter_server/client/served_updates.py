@@ -186,7 +186,7 @@ class ServedUpdates(Updates):
 
     def state(self, rule: Rule) -> tuple[dict[str, Any], list[SavedSlots]]:
         """Return steps and learning rate; and all slots, whole as any strategy has them."""
-        if self.skipped_steps() is None:
+        if self._if_met(self._client.iterations) is None:  # all of them: another worker may be registering it
             self._register()
         state = self._client.optimizer_state(self._number)
         variables = self._registry.variables

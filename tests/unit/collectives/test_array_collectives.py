@@ -432,6 +432,22 @@ def test_collectives_of_all_kinds_and_lengths_may_follow_each_other(hosts):
     assert run_ranks(3, on_rank, hosts=hosts(3)) == [0, 0, 0]
 
 
+def test_a_call_without_splits_of_its_own_deals_as_the_all_to_all_was_bound_to():
+    """Rank 1 gets all rows; a call whose splits are None deals them evenly, and changes nothing for the next one."""
+
+    def on_rank():
+        communicator = world_communicator()
+        bound = communicator.all_to_all_init(numpy.zeros(2), [0, 2])
+        rows = numpy.arange(2.0) + 10 * communicator.rank
+        return [bound(each)[0].tolist() for each in ((rows, None), rows, (rows, None), (rows, None), rows)]
+
+    even = [[0.0, 10.0], [1.0, 11.0]]
+    bound_to = [[], [0.0, 1.0, 10.0, 11.0]]
+    expected = [[even[r], bound_to[r], even[r], even[r], bound_to[r]] for r in range(2)]
+    assert run_ranks(2, on_rank) == expected
+    assert run_ranks(2, on_rank, hosts=["a", "b"]) == expected
+
+
 def test_bound_ones_are_started_and_waited_for_in_any_order():
     def on_rank():
         communicator = world_communicator()

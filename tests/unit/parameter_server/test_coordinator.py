@@ -310,7 +310,7 @@ def test_a_function_that_does_not_end_is_named(monkeypatch):
         coordinator.join()
 
     coordinated(program, workers=1)
-    assert len(said) == 2
+    assert len(said) >= 2  # a third may come before the function has ended
     for text in said:
         named = r"rank 0 \(chief\) waits for all scheduled functions: worker 0 \(rank 1\) has been running _wait_for"
         assert re.match(named + r" for \d+\.\d s\. Look at what it does", text), text

@@ -19,6 +19,7 @@ from mpidist.experimental.partitioners import FixedShardsPartitioner
 from mpidist.optimizers import LossScaleOptimizer
 from mpidist.optimizers.schedules import ExponentialDecay
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
+from mpidist.parameter_server.pickles import packed
 from mpidist.testing import run_ranks
 from tests.helpers.grid import grid
 from tests.unit.parameter_server.jobs import job, one_worker
@@ -375,6 +376,18 @@ def test_a_shard_that_no_push_has_reached_is_saved_with_the_slots_of_a_new_one()
 
     found = one_worker(on_worker, 2, variable_partitioner=FixedShardsPartitioner(2))
     assert found == ([[1.5], [0.5]], "float32", [[1.5], [0.5]])
+
+
+def test_a_state_is_saved_while_another_worker_registers_the_optimizer():
+    def on_worker(strategy):
+        with strategy.scope():
+            mpidist.Variable(numpy.zeros(2))
+            optimizer = mpidist.optimizers.SGD(0.1)
+        rule = numpy.frombuffer(packed(optimizer), numpy.uint8)
+        strategy._client.servers[0].ask("register", rule, number=0)  # another worker's, half under way
+        return optimizer.state()["iterations"], [end.iterations(0) for end in strategy._client.servers]
+
+    assert one_worker(on_worker, 2) == (0, [0, 0])
 
 
 def test_an_optimizer_is_pickled_as_a_reference():
