@@ -421,8 +421,12 @@ class Optimizer(Rule):
             )
         new = object.__new__(type(self))
         memo[id(self)] = new
-        new.__dict__.update(copy.deepcopy(vars(self), memo))
+        new.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle and a deep copy hold, in a dict of its own: a subclass may leave something out."""
+        return dict(vars(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as a reference where servers hold the variables: there is one such optimizer in a job."""

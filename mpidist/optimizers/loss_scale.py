@@ -88,10 +88,15 @@ def LossScaleOptimizer(  # noqa: N802 - a factory with the name of Keras' class
     Raises
     ------
     TypeError
-        It is no optimizer.
+        It is no optimizer, or `dynamic_growth_steps` is None.
     """
     scaled: Any = inner_optimizer
     if not hasattr(scaled, "loss_scale"):
         raise TypeError(f"LossScaleOptimizer takes an optimizer of mpidist.optimizers, got {inner_optimizer!r}")
+    if dynamic_growth_steps is None:
+        raise TypeError(
+            "dynamic_growth_steps must be a number of steps, got None; a fixed scale is an optimizer's option "
+            "loss_scale_factor"
+        )
     scaled.loss_scale = LossScale(initial_scale, dynamic_growth_steps)
     return inner_optimizer

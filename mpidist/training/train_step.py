@@ -24,7 +24,6 @@ from mpidist.input import structure
 from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
 from mpidist.optimizers.slices import compute_dtype
-from mpidist.optimizers.updates.variable_list import require_once
 from mpidist.options import ReduceOp
 from mpidist.training.metrics import Metric
 from mpidist.training.model import Evaluation, Model
@@ -43,7 +42,6 @@ class TrainStep:
     """The step; called in a replica."""
 
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
-        require_once(model.trainable, "comes twice among the variables to train, and has one gradient; list it once")
         self._model = model
         self._optimizer = optimizer
         self._extended = model.strategy.extended

@@ -19,6 +19,7 @@ from mpidist.input.agreement import Facts
 from mpidist.input.distributed import DistributedDataset
 from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
+from mpidist.optimizers.updates.variable_list import require_once
 from mpidist.training import batches as feeding
 from mpidist.training import predictions
 from mpidist.training.batches import Batches
@@ -206,6 +207,10 @@ class Trainer:
         """
         if not isinstance(validation_freq, (int, numpy.integer)) or validation_freq < 1:
             raise ValueError(f"validation_freq must be a whole number of epochs, 1 or more, got {validation_freq}")
+        # only here: a variable with two names, as of tied weights, is evaluated and predicts like any other
+        require_once(
+            self._model.trainable, "comes twice among the variables to train, and has one gradient; list it once"
+        )
         seeds = seed if shuffle else None
         self._data = feeding.distributed(self.strategy, x, y, sample_weight, batch_size, seeds)
         if self._data is not x:  # one that was given has a position of its own

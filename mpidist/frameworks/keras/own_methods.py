@@ -33,6 +33,6 @@ def put_over(methods: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 def kept(table: dict[int, _T], owner: Any, make: Callable[[], _T]) -> _T:
     """Return what a table has of an object as long as it lives, made at first; by ids, as some have no hash.  Local."""
     if id(owner) not in table:
+        weakref.finalize(owner, table.pop, id(owner))  # first: nothing stays of what takes no reference
         table[id(owner)] = make()
-        weakref.finalize(owner, table.pop, id(owner))
     return table[id(owner)]

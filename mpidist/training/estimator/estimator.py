@@ -280,6 +280,17 @@ class Estimator:
         path = self._path(checkpoint_path, "evaluate")
         if not path:
             self._forget(ModeKeys.EVAL)
+        evaluation, batches = self.evaluation(input_fn, steps, hooks)
+        if path:
+            evaluation.built.checkpoint.restore_here(path)
+        results = evaluation.results(batches)
+        record(self.eval_dir(name), results)
+        return results
+
+    def evaluation(
+        self, input_fn: Callable[..., Any], steps: int | None = None, hooks: Sequence[SessionRunHook] | None = None
+    ) -> tuple[ModelEvaluation, StepBatches]:
+        """Return what evaluates, before a checkpoint is restored, and its data.  Collective, as `evaluate`."""
         require_input_fn(input_fn)
         own_hooks = checked_hooks(hooks)
         strategy = self._config.eval_distribute
@@ -287,11 +298,7 @@ class Estimator:
             strategy = STRATEGY
         batches = StepBatches(input_fn, strategy, self._named(ModeKeys.EVAL))
         built = self._build(ModeKeys.EVAL, strategy, batches.outline)
-        if path:
-            built.checkpoint.restore_here(path)
-        results = ModelEvaluation(built, steps, own_hooks).results(batches)
-        record(self.eval_dir(name), results)
-        return results
+        return ModelEvaluation(built, steps, own_hooks), batches
 
     def predict(
         self,

@@ -108,9 +108,9 @@ class RunConfig:
                 raise TypeError(f"{name} must be a strategy of mpidist, got {type(given).__name__}")
         strategy = self.train_distribute or self.eval_distribute
         task = of_environment(os.environ) if strategy is None else of_strategy(strategy, os.environ)
-        for each in dataclasses.fields(self):
-            if not each.init:
-                object.__setattr__(self, each.name, getattr(task, each.name))
+        # into the dict, and of this class: one derived from it may have properties and fields of its own
+        of_task = [each.name for each in dataclasses.fields(RunConfig) if not each.init]
+        vars(self).update({name: getattr(task, name) for name in of_task})
 
     def _settle_saves(self) -> None:
         given = [name for name in _SAVES if getattr(self, name) is not _UNSET]

@@ -13,6 +13,7 @@ from mpidist.errors import CheckpointError, quoted
 from mpidist.strategies import workers
 from mpidist.training.checkpoint_manager import checkpoints_in, number_of
 from mpidist.training.estimator.estimator import Estimator, require_positive
+from mpidist.training.estimator.evaluation import record
 from mpidist.training.estimator.hooks import (
     CheckpointSaverListener,
     Session,
@@ -256,12 +257,15 @@ class _Evaluator:
     def _evaluate(self, new: tuple[Path, int], has_ended: bool) -> None:
         self._seen, self._next_at = new, time.monotonic() + self._spec.throttle_secs
         estimator, spec = self._estimator, self._spec
-        try:
-            results = estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, new[0], spec.name)
+        evaluation, batches = estimator.evaluation(spec.input_fn, spec.steps, spec.hooks)
+        try:  # nothing else is passed over: the model, the data and hooks may raise the same for checkpoints of theirs
+            evaluation.built.checkpoint.restore_here(new[0])
         except CheckpointError as error:
             _log.warning("%s; the evaluator passes it over", error)
             return
-        self._step = results["global_step"]
+        results = evaluation.results(batches)
+        record(estimator.eval_dir(spec.name), results)
+        self._step = evaluation.built.position.global_step
         self._found = results, _exported(estimator, spec, results, has_ended or self._may_be_last(new[0]))
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import numpy
 import pytest
@@ -35,7 +36,28 @@ def _velocities(gradients, velocity=0.0):
         yield velocity
 
 
+class Locked(SGD):
+    """Has something that cannot be copied, and leaves it out."""
+
+    def __init__(self, learning_rate):
+        super().__init__(learning_rate)
+        self.lock = threading.Lock()
+
+    def __getstate__(self):
+        state = super().__getstate__()
+        del state["lock"]
+        return state
+
+
 # -- pickles and copies -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_class_says_what_of_an_optimizer_is_copied(again):
+    optimizer = Locked(0.25)
+    copied = again(optimizer)
+    assert type(copied) is Locked and copied.learning_rate == 0.25
+    assert hasattr(optimizer, "lock") and not hasattr(copied, "lock")
 
 
 def test_a_pickled_optimizer_goes_on_with_the_pickled_variables():

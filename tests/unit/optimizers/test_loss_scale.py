@@ -40,6 +40,13 @@ def test_a_dynamic_scale_grows_and_shrinks():
     assert v.value.tolist() == [-5.0, 0.0]
 
 
+def test_a_dynamic_scale_needs_steps_to_grow():
+    with pytest.raises(TypeError, match="dynamic_growth_steps must be a number of steps, got None; a fixed scale is"):
+        optimizers.LossScaleOptimizer(optimizers.SGD(1.0), dynamic_growth_steps=None)
+    with pytest.raises(ValueError, match="the loss scale grows after 1 step or more, got 0"):
+        optimizers.LossScaleOptimizer(optimizers.SGD(1.0), dynamic_growth_steps=0)
+
+
 def test_a_dynamic_scale_stays_from_one_to_what_float32_holds():
     scale = LossScale(2.0, growth_steps=1)
     for _ in range(5):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import numpy
@@ -366,6 +368,66 @@ def test_an_evaluator_of_its_own_ends_with_the_last_step(tmp_path, monkeypatch):
     )
     numpy.testing.assert_allclose(results["loss"], loss(net.by_hand(net.cut(4)[:5]), net.X, net.Y), rtol=1e-12)
     assert exporter.told == [("checkpoint-5.h5", 5, True)]
+
+
+def test_an_evaluator_passes_over_nothing_but_what_it_cannot_restore(tmp_path, monkeypatch, caplog):
+    trained = net.of(tmp_path, save_checkpoints_steps=2)
+    trained.train(rows(), max_steps=4)
+    evaluator_environment(monkeypatch)
+    spec = estimator.TrainSpec(rows(), max_steps=4)
+
+    def warm_start(features, labels, mode):
+        mpidist.Checkpoint(w=mpidist.Variable(0.0)).restore(tmp_path / "warm.h5")
+
+    by_model = estimator.Estimator(warm_start, tmp_path, estimator.RunConfig())
+    with pytest.raises(CheckpointNotFoundError, match=r"warm\.h5"):
+        estimator.train_and_evaluate(by_model, spec, estimator.EvalSpec(rows(), start_delay_secs=0))
+
+    class Saving(estimator.SessionRunHook):
+        def end(self, session):
+            raise CheckpointError("the disk is full")
+
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        estimator.train_and_evaluate(net.of(tmp_path), spec, estimator.EvalSpec(rows(), None, hooks=[Saving()]))
+    assert "passes it over" not in caplog.text
+
+    def last_steps():
+        # looked at when checkpoint 4 was found: another job takes it away, and then saves the next one
+        (tmp_path / "checkpoint-4.h5").unlink(missing_ok=True)
+        if not (tmp_path / "checkpoint-5.h5").exists():
+            shutil.copy(tmp_path / "checkpoint-2.h5", tmp_path / "checkpoint-5.h5")
+        return rows()()
+
+    spec = estimator.TrainSpec(rows(), max_steps=2)
+    results, _ = estimator.train_and_evaluate(net.of(tmp_path), spec, estimator.EvalSpec(last_steps, None))
+    assert results["global_step"] == 2 and "checkpoint-4.h5" in caplog.text and "passes it over" in caplog.text
+
+
+class OnServer(estimator.RunConfig):
+    """Says itself which task it is."""
+
+    @property
+    def task_type(self):
+        return "ps"
+
+
+@dataclasses.dataclass(frozen=True)
+class Named(estimator.RunConfig):
+    """Has another field, and one that is computed."""
+
+    name: str = "mine"
+    upper: str = dataclasses.field(init=False, default="")
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "upper", self.name.upper())
+
+
+def test_a_class_derived_from_run_config_has_properties_and_fields_of_its_own():
+    config = OnServer(tf_random_seed=1)
+    assert (config.task_type, config.is_chief, config.replace(tf_random_seed=2).task_type) == ("ps", True, "ps")
+    named = Named(name="other")
+    assert (named.upper, named.num_worker_replicas, named.replace(tf_random_seed=2).upper) == ("OTHER", 1, "OTHER")
 
 
 def test_an_evaluator_without_an_end_is_refused_and_does_not_train(tmp_path, monkeypatch):

@@ -858,10 +858,23 @@ def test_a_trainer_needs_variables_of_one_strategy():
 
 
 def test_a_trainer_trains_a_variable_once():
-    w, fixed = mpidist.Variable(numpy.zeros(2), name="w"), mpidist.Variable(numpy.zeros(2), trainable=False)
+    w, fixed = mpidist.Variable(numpy.ones(1), name="w"), mpidist.Variable(numpy.zeros(1), trainable=False)
+    x, y = numpy.ones((4, 1)), numpy.zeros(4)
+
+    def value_and_grad(parameters, x, y):
+        return 0.0, [numpy.ones(1), *parameters[1:]]
+
+    begun = []
+    tied = mpidist.Trainer(
+        value_and_grad, [w, fixed, [w]], mpidist.optimizers.SGD(0.1), predict_fn=lambda p, x: x @ (p[0] + p[2][0])
+    )
+    told = mpidist.callbacks.LambdaCallback(on_train_begin=begun.append)
     with pytest.raises(ValueError, match=r"variable 'w\w*' comes twice among the variables to train"):
-        mpidist.Trainer(net.value_and_grad, {"a": w, "b": [w]}, mpidist.optimizers.SGD(0.1))
-    mpidist.Trainer(net.value_and_grad, [w, fixed, fixed], mpidist.optimizers.SGD(0.1))
+        tied.fit(x, y, batch_size=2, verbose=0, callbacks=[told])
+    assert not begun and tied.predict(x, batch_size=2, verbose=0).tolist() == [2.0] * 4
+    of_once = mpidist.Trainer(value_and_grad, [w, fixed, fixed], mpidist.optimizers.SGD(0.1))
+    of_once.fit(x, y, batch_size=2, verbose=0, callbacks=[told])
+    assert begun and w.value.tolist() == [1 - 2 * 0.1]
 
 
 def test_a_metric_of_another_strategy_is_refused():
