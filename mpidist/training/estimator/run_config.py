@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from mpidist.cluster.spec import ClusterSpec
 from mpidist.strategies.base import Strategy
-from mpidist.training.estimator.cluster_task import of_environment, of_strategy
+from mpidist.training.estimator.cluster_task import ClusterTask, of_environment, of_strategy
 
 #: A checkpoint is saved after so many seconds where nothing else is said.
 _SAVE_SECONDS = 600
@@ -73,29 +73,7 @@ class RunConfig:
     log_step_count_steps: int | None = 100
     train_distribute: Strategy | None = None
     eval_distribute: Strategy | None = None
-    # -- the task of this process
-    #: Chief, worker, ps or evaluator.
-    task_type: str = field(init=False, repr=False, compare=False)
-    #: The number of the task in its job.
-    task_id: int = field(init=False, repr=False, compare=False)
-    #: Whether this rank writes files.
-    is_chief: bool = field(init=False, repr=False, compare=False)
-    #: Whether this process evaluates what others train.
-    is_evaluator: bool = field(init=False, repr=False, compare=False)
-    #: Whether the cluster has an evaluator, so that those who train do not evaluate.
-    has_evaluator: bool = field(init=False, repr=False, compare=False)
-    #: The tasks that train together.
-    cluster_spec: ClusterSpec = field(init=False, repr=False, compare=False)
-    #: TensorFlow's address of this task; nothing here connects to it.
-    master: str = field(init=False, repr=False, compare=False)
-    #: TensorFlow's address for evaluations; always empty.
-    evaluation_master: str = field(init=False, repr=False, compare=False)
-    #: How many servers there are.
-    num_ps_replicas: int = field(init=False, repr=False, compare=False)
-    #: How many tasks train: chief and workers.
-    num_worker_replicas: int = field(init=False, repr=False, compare=False)
-    #: The number of this task among all that train, and the servers behind them.
-    global_id_in_cluster: int | None = field(init=False, repr=False, compare=False)
+    _task: ClusterTask = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._settle_saves()
@@ -108,9 +86,7 @@ class RunConfig:
                 raise TypeError(f"{name} must be a strategy of mpidist, got {type(given).__name__}")
         strategy = self.train_distribute or self.eval_distribute
         task = of_environment(os.environ) if strategy is None else of_strategy(strategy, os.environ)
-        # into the dict, and of this class: one derived from it may have properties and fields of its own
-        of_task = [each.name for each in dataclasses.fields(RunConfig) if not each.init]
-        vars(self).update({name: getattr(task, name) for name in of_task})
+        object.__setattr__(self, "_task", task)
 
     def _settle_saves(self) -> None:
         given = [name for name in _SAVES if getattr(self, name) is not _UNSET]
@@ -137,6 +113,63 @@ class RunConfig:
             if settings.get(name) is not None:
                 settings.setdefault(other, None)
         return dataclasses.replace(self, **settings)
+
+    # -- the task of this process -------------------------------------------------------------------------------------
+
+    @property
+    def task_type(self) -> str:
+        """Chief, worker, ps or evaluator."""
+        return self._task.task_type
+
+    @property
+    def task_id(self) -> int:
+        """The number of the task in its job."""
+        return self._task.task_id
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this rank writes files."""
+        return self._task.is_chief
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether this process evaluates what others train."""
+        return self._task.is_evaluator
+
+    @property
+    def has_evaluator(self) -> bool:
+        """Whether the cluster has an evaluator, so that those who train do not evaluate."""
+        return self._task.has_evaluator
+
+    @property
+    def cluster_spec(self) -> ClusterSpec:
+        """The tasks that train together."""
+        return self._task.cluster_spec
+
+    @property
+    def master(self) -> str:
+        """TensorFlow's address of this task; nothing here connects to it."""
+        return self._task.master
+
+    @property
+    def evaluation_master(self) -> str:
+        """TensorFlow's address for evaluations; always empty."""
+        return self._task.evaluation_master
+
+    @property
+    def num_ps_replicas(self) -> int:
+        """How many servers there are."""
+        return self._task.num_ps_replicas
+
+    @property
+    def num_worker_replicas(self) -> int:
+        """How many tasks train: chief and workers."""
+        return self._task.num_worker_replicas
+
+    @property
+    def global_id_in_cluster(self) -> int | None:
+        """The number of this task among all that train, and the servers behind them."""
+        return self._task.global_id_in_cluster
 
 
 def _require(name: str, value: Any, what: str, is_right: Any) -> None:
