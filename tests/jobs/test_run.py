@@ -202,7 +202,7 @@ def test_an_exception_of_a_program_of_mpi4py_alone_ends_the_job(tmp_path, way, e
     path.write_text(ALONE.format(end=end))
     program = {"file": [str(path)], "module": ["-m", "script"], "python": [sys.executable, str(path)]}[way]
     paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    result = run_process(command("-n", "3", "--timeout", "60", *program), {**environ(), **paths}, 300)
+    result = run_process(command("-n", "3", "--quiet", "--timeout", "60", *program), {**environ(), **paths}, 300)
     assert (result.returncode, result.stdout) == (status, ""), result.stderr
     assert last_words(result, 1).endswith(f"{said}\n")
 
