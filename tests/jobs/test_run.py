@@ -13,7 +13,8 @@ import uuid
 import pytest
 
 from mpidist.commands.launch.probe import without_launcher
-from mpidist.commands.launch.rank_processes import TOKEN, processes_of
+from mpidist.commands.launch.rank_processes import processes_of
+from mpidist.options import RUN_TOKEN
 from tests.helpers.launch import ROOT, launcher, run_process, survivors
 
 #: The rank, by the launcher's word: these scripts need no MPI.
@@ -455,7 +456,9 @@ class Started:
             except OSError:
                 continue
             if mark in variables:
-                found |= {text.split(b"=")[1].decode() for text in variables if text.startswith(TOKEN.encode() + b"=")}
+                found |= {
+                    text.split(b"=")[1].decode() for text in variables if text.startswith(RUN_TOKEN.encode() + b"=")
+                }
         return found
 
     def end(self):
