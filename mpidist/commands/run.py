@@ -97,18 +97,11 @@ def words_for(ranks: int, *command: str) -> list[str]:
     return ["--site", os.devnull, "--quiet", "-n", str(ranks), "-m", "mpidist", *command]
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments; leave by way of the parser, with a suggestion, where an option is unknown."""
-    arguments, unknown = parser().parse_known_args(argv)
-    if unknown:
-        word = unknown[0]
-        parser().refuse(word, f"one of mpirun's own goes into --launcher-args='{word} ...'", instead_of(word))
-    return arguments
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the job and return its exit status; Local."""
-    asked = _parse(argv)
+    asked, unknown = parser().parse_known_args(argv)
+    for word in unknown:
+        parser().refuse(word, f"one of mpirun's own goes into --launcher-args='{word} ...'", instead_of(word))
     options = site_options(parser())
     try:
         defaults = given_defaults(asked, "run", options, flags(options))
