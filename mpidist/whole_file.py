@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: The errors of a file for which there is no room: on the disk, or within the user's quota.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that has the name `path` once the block has ended; local."""
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    part = path.with_name(f".{path.name}.{os.urandom(16).hex()}.part")
     try:
         with open(part, "xb") as file:
             yield file

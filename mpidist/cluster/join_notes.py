@@ -18,8 +18,8 @@ from mpidist.cluster.start_deadline import start_deadline
 from mpidist.options import settings
 
 #: Suffixes of the notes, after the rank: its process, noted where it is started; waiting for the others; met them; the
-#: exit status that it has asked for.
-PROCESS, JOINING, JOINED, EXIT = ".process", ".joining", ".joined", ".exit"
+#: exit status that it has asked for; its program is over, and what is left is MPI's end.
+PROCESS, JOINING, JOINED, EXIT, OVER = ".process", ".joining", ".joined", ".exit", ".over"
 
 
 @contextmanager

@@ -49,7 +49,9 @@ def choices(figures: Figures, facts: Facts) -> str:
         chosen = known.algorithm(nbytes, facts.has_segments)
         seconds = selection.predictions(figures, nbytes, facts)
         cells = [show_seconds(seconds[name]) if name in seconds else "-" for name in names]
-        rows.append((str(nbytes), chosen, *cells, _reason(chosen, seconds)))
+        best = min(seconds, key=lambda name: (seconds[name], name))
+        reason = "quickest" if best == chosen else f"{best} is hardly quicker, within the noise"
+        rows.append((str(nbytes), chosen, *cells, reason))
     lines = [table(rows, left=(1, len(rows[0]) - 1))]
     if not facts.has_segments:
         lines.append(f"lists of tensors are fused into units of {show_bytes(known.bucket_bytes)}")
@@ -76,8 +78,3 @@ def table_page(facts: Facts) -> str:
             chosen, measured = selection.by_table(row.least_bytes, facts), f"up to {row.ranks}" if row.ranks else "-"
             rows.append((str(row.least_bytes), chosen, measured, row.evidence(facts.topology.size)))
     return table(rows, left=(1, 2, 3))
-
-
-def _reason(chosen: str, seconds: dict[str, float]) -> str:
-    best = min(seconds, key=lambda name: (seconds[name], name))
-    return "quickest" if best == chosen else f"{best} is hardly quicker, within the noise"

@@ -159,8 +159,9 @@ def _of_ranks(launcher: Launcher, options: Namespace) -> int:
     except (MpidistError, ImportError, RuntimeError, OSError, ValueError) as error:
         if launcher.rank != 0:
             return _beside(launcher, error)
-        case = _broken(case, str(error), options.folder)
-        rank = 0
+        mpi, rank = case.mpi or probe_mpi().title, 0
+        ranks = case.ranks or (observe(options.folder, mpi, asks_mpi=False),)
+        case = replace(case, ranks=ranks, mpi=mpi, mpi_error=str(error), join_error=str(error))
     return _print(diagnose(case), options.json) if rank == 0 else 0
 
 
@@ -170,13 +171,6 @@ def _beside(launcher: Launcher, error: Exception) -> int:
         return 0
     print(f"mpidist doctor: rank {launcher.rank}: {error}", file=sys.stderr)
     return 2
-
-
-def _broken(case: Case, error: str, folder: str) -> Case:
-    """Return the case of a world that could not be joined, or broke."""
-    mpi = case.mpi or probe_mpi().title
-    ranks = case.ranks or (observe(folder, mpi, asks_mpi=False),)
-    return replace(case, ranks=ranks, mpi=mpi, mpi_error=error, join_error=error)
 
 
 def _launch(folder: str) -> list[Finding]:
@@ -200,10 +194,8 @@ def _print(findings: Sequence[Finding], as_json: bool) -> int:
     """Print the page, and return the exit status."""
     worst = status(findings)
     if as_json:
-        named = ("healthy", "warnings", "broken")[worst]
-        print(
-            json.dumps({"status": named, "findings": [asdict(finding) for finding in findings]}, indent=1), flush=True
-        )
+        page = {"status": ("healthy", "warnings", "broken")[worst], "findings": [*map(asdict, findings)]}
+        print(json.dumps(page, indent=1), flush=True)
         return worst
     counts = {level: sum(finding.level == level for finding in findings) for level in (OK, WARN, FAIL)}
     lines = [*map(str, findings), "", f"{counts[OK]} ok, {counts[WARN]} warn, {counts[FAIL]} FAIL"]

@@ -22,7 +22,7 @@ from mpidist.commands.launch.mpirun import find_mpirun
 from mpidist.commands.launch.probe import GET_MPI, MpiFound, probe_mpi
 from mpidist.commands.parser import Parser
 from mpidist.errors import LaunchError, MpidistError
-from mpidist.options import Settings, changed, settings
+from mpidist.options import changed, settings
 from mpidist.transports import world
 from mpidist.tuning.store import folder, key_of, look_up, stored
 
@@ -50,9 +50,8 @@ def main(argv: Sequence[str]) -> int:
         }
         chosen = all_reduces()
         if options.json:
-            print(
-                json.dumps({**{name: dict(rows) for name, rows in sections.items()}, "all_reduces": chosen}, indent=1)
-            )
+            found = {name: dict(rows) for name, rows in sections.items()}
+            print(json.dumps({**found, "all_reduces": chosen}, indent=1))
         else:
             print("\n\n".join([*map(render, sections.values()), *chosen, _NEXT]), flush=True)
     return 0
@@ -193,9 +192,5 @@ def settings_rows() -> list[Row]:
         chosen = settings()
     except ValueError as error:
         return [("settings", str(error))]
-    return changed_rows(chosen) or [("settings", "no MPIDIST_* variable changes a default")]
-
-
-def changed_rows(chosen: Settings) -> list[Row]:
-    """Return a row for every setting that differs from its default."""
-    return [(name, f"{value} (default {default})") for name, (value, default) in changed(chosen).items()]
+    rows = [(name, f"{value} (default {default})") for name, (value, default) in changed(chosen).items()]
+    return rows or [("settings", "no MPIDIST_* variable changes a default")]

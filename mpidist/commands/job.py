@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,6 @@ In the script's arguments {{folder}} is the job's own folder, {{checkpoints}} on
 array's task. Defaults of a site are in the table [job] of {NAME}, here or in ~/.config/mpidist: any option, by
 its name (partition = "gpu", setup = ["module load openmpi"]).
 """
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job as it was asked for, and the text of its script."""
-
-    request: Request
-    scheduler: Scheduler
-    text: str
 
 
 def parser() -> Parser:
@@ -74,23 +64,24 @@ def main(argv: Sequence[str]) -> int:
         defaults = given_defaults(asked, "job", OPTIONS)
         if defaults is None:
             return 0
-        job = make_job(vars(asked), arguments, defaults)
+        request, text = make_job(vars(asked), arguments, defaults)
     except (ValueError, ModuleNotFoundError) as error:
         parser().error(str(error))
-    problems = find_problems(job.scheduler, job.text)
+    scheduler = SCHEDULERS[request.scheduler]
+    problems = find_problems(scheduler, text)
     for problem in problems:
         print(f"mpidist job: {problem}", file=sys.stderr)
-    path = asked.output or (f"{job.request.name}.sh" if asked.submit else None)
+    path = asked.output or (f"{request.name}.sh" if asked.submit else None)
     if path is None:
-        print(job.text, end="")
+        print(text, end="")
         return 0
     if asked.submit and problems:
         return 1
-    if not _write(Path(path), job.text):
+    if not _write(Path(path), text):
         return 1
     if asked.submit:
-        return _say_errors(lambda: _submit(job.request, path))
-    line = f"{job.scheduler.submit[0]} {'< ' if job.scheduler.reads_script else ''}{shlex.quote(path)}"
+        return _say_errors(lambda: _submit(request, path))
+    line = f"{scheduler.submit[0]} {'< ' if scheduler.reads_script else ''}{shlex.quote(path)}"
     print(f"mpidist job: wrote {path}; submit it: {line}", file=sys.stderr)
     return 0
 
@@ -124,8 +115,10 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return asked, words[cut + 1 :]
 
 
-def make_job(asked: Mapping[str, Any], arguments: Sequence[str], defaults: Mapping[str, Default]) -> Job:
-    """Return the job that options ask for; ValueError, with the accepted form, where they ask for none."""
+def make_job(
+    asked: Mapping[str, Any], arguments: Sequence[str], defaults: Mapping[str, Default]
+) -> tuple[Request, str]:
+    """Return the job that options ask for, and its script; ValueError with the accepted form if they ask for none."""
     words = asked.get("words", [])
     scheduler = find_scheduler(words[0]) if words else None
     if scheduler is None or len(words) != 2:
@@ -138,7 +131,7 @@ def make_job(asked: Mapping[str, Any], arguments: Sequence[str], defaults: Mappi
     fields = read_options({**{name: default.values for name, default in used.items()}, **chosen}, origins)
     request = Request(words[0], words[1], tuple(arguments), **{**_implied(scheduler, words[1], fields), **fields})
     line = shlex.join(command_line(words[0], chosen, words[1], arguments))
-    return Job(request, scheduler, fill_in(request, line, sources(used)))
+    return request, fill_in(request, line, sources(used))
 
 
 def _implied(scheduler: Scheduler, script: str, fields: Mapping[str, Any]) -> dict[str, Any]:

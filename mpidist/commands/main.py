@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
+
+from mpidist.whole_file import FULL
 
 #: Subcommand -> (module with ``main(argv) -> exit status``, what it does in one line).
 COMMANDS = {
@@ -44,15 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(list(sys.argv[1:] if argv is None else argv))
         finally:  # also when a page of help has been printed
             sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads what is printed, as of ``mpidist info | head``
+    except OSError as error:
+        unread = isinstance(error, BrokenPipeError)  # nobody reads what is printed, as of ``mpidist info | head``
+        if not unread and (error.errno not in FULL or error.filename is not None):
+            raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter would try once more at its end
-        os.dup2(nowhere, sys.stderr.fileno())
-        return 128 + signal.SIGPIPE
-    except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if unread:
+            os.dup2(nowhere, sys.stderr.fileno())
+            return 128 + signal.SIGPIPE
         print(f"mpidist: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 1
 

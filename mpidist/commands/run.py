@@ -13,25 +13,12 @@ from typing import Any
 
 from mpidist.cluster.allocation import Allocation, given_allocation, het_group_option
 from mpidist.cluster.slurm_plugins import plugin_for
-from mpidist.commands.launch.command_line import (
-    CommandLine,
-    command_line,
-    other_python,
-    program_command,
-    tolerate_faults,
-)
+from mpidist.commands.launch.command_line import CommandLine, command_line, other_python, program_command
 from mpidist.commands.launch.cores import visible_cores
 from mpidist.commands.launch.destinations import LogFiles, Terminal
 from mpidist.commands.launch.failures import FailedRank
 from mpidist.commands.launch.hosts import begin_here, parse_hosts, ranks_by_host, read_hosts
-from mpidist.commands.launch.launcher_options import (
-    WORDS,
-    asks,
-    instead_of,
-    parse_launcher_args,
-    parse_variables,
-    words_of,
-)
+from mpidist.commands.launch.launcher_options import WORDS, instead_of, parse_launcher_args, parse_variables, words_of
 from mpidist.commands.launch.mpirun import Mpirun, check_tolerates_faults, find_mpirun
 from mpidist.commands.launch.probe import MpiFound, probe_mpi, without_launcher
 from mpidist.commands.launch.rank_deaths import RankDeath
@@ -43,7 +30,7 @@ from mpidist.commands.quantities import count, duration
 from mpidist.commands.site_page import add_site_options, given_defaults, sources
 from mpidist.errors import ClusterResolutionError, LaunchError
 from mpidist.jobs.site import Default
-from mpidist.options import settings
+from mpidist.options import FAULT_TOLERANT, settings
 from mpidist.runtime.short_traceback import shorten
 
 #: What options are where neither the command line nor a site file has them.
@@ -110,18 +97,11 @@ def words_for(ranks: int, *command: str) -> list[str]:
     return ["--site", os.devnull, "--quiet", "-n", str(ranks), "-m", "mpidist", *command]
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments; leave by way of the parser, with a suggestion, where an option is unknown."""
-    arguments, unknown = parser().parse_known_args(argv)
-    if unknown:
-        word = unknown[0]
-        parser().refuse(word, f"one of mpirun's own goes into --launcher-args='{word} ...'", instead_of(word))
-    return arguments
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the job and return its exit status; Local."""
-    asked = _parse(argv)
+    asked, unknown = parser().parse_known_args(argv)
+    for word in unknown:
+        parser().refuse(word, f"one of mpirun's own goes into --launcher-args='{word} ...'", instead_of(word))
     options = site_options(parser())
     try:
         defaults = given_defaults(asked, "run", options, flags(options))
@@ -156,7 +136,9 @@ def _run(arguments: argparse.Namespace, defaults: Mapping[str, Default]) -> int:
         line = _complete(launcher, arguments, allocation, terminal)
         _tell(mpi, launcher, line, program, arguments, sources(defaults))
         if arguments.dry_run:
-            return _print_line(line, command)
+            variables = [f"{name}={value}" for name, value in line.environ.items()]
+            print(shlex.join(["env", *variables, *line.arguments, *command]))
+            return 0
         logs = arguments.log_dir
         destination = LogFiles(logs, arguments.ranks) if logs else Terminal(has_tags=arguments.tag)
     except (LaunchError, ValueError) as error:
@@ -208,20 +190,23 @@ def _complete(
     environ = {**os.environ, **variables}
     root, cores = os.geteuid() == 0, visible_cores()
     hosts, places = _hosts(arguments), allocation.places if allocation else {}
-    if allocation and not hosts and not asks(launcher.vendor, allocation.scheduler):
+    words = WORDS.get(launcher.vendor)
+    if allocation and not hosts and words is not None and allocation.scheduler not in words.asks:
         hosts = ranks_by_host(places, ranks)
     ranks_of = ranks_by_host(hosts or places, ranks)
     room = least_room(ranks_of, cores, allocation) if ranks_of else None
     line = command_line(launcher.path, launcher.vendor, ranks, cores, environ, root, terminal, own, room)
     if arguments.fault_tolerant:
-        tolerate_faults(line)
+        line.add("the job is to go on when a rank dies", "--with-ft", "ulfm", **{FAULT_TOLERANT: "1"})
     if hosts:
-        words = words_of(launcher.vendor, "--hosts")
-        line.arguments += [words.hosts, ",".join(f"{host}:{places}" for host, places in hosts.items())]
+        line.arguments += [
+            words_of(launcher.vendor, "--hosts").hosts,
+            ",".join(f"{host}:{places}" for host, places in hosts.items()),
+        ]
     if arguments.tag or arguments.log_dir:  # for ranks that cannot reach our pipes; those that can leave it nothing
         line.arguments.append(words_of(launcher.vendor, "--tag" if arguments.tag else "--log-dir").tag)
     line.environ |= variables
-    if launcher.vendor in WORDS and WORDS[launcher.vendor].names_variables:
+    if words is not None and words.names_variables:
         settings_given = [name for name in environ if name.startswith("MPIDIST_")]
         for name in {**variables, **(dict.fromkeys([*line.environ, *settings_given]) if hosts else {})}:
             line.arguments += ["-x", name]
@@ -251,12 +236,6 @@ def _hosts(arguments: argparse.Namespace) -> dict[str, int]:
     if arguments.hosts is not None:
         return parse_hosts(arguments.hosts, arguments.ranks)
     return {} if arguments.hostfile is None else read_hosts(arguments.hostfile, arguments.ranks)
-
-
-def _print_line(line: CommandLine, command: Sequence[str]) -> int:
-    variables = [f"{name}={value}" for name, value in line.environ.items()]
-    print(shlex.join(["env", *variables, *line.arguments, *command]))
-    return 0
 
 
 def _tell(

@@ -26,15 +26,10 @@ def given_defaults(
     defaults = read_site(site_files(os.environ, Path.cwd(), given.site), name, known, flags)
     if not given.show_site:
         return defaults
-    print(_page(defaults, name))
-    return None
-
-
-def _page(defaults: Mapping[str, Default], name: str) -> str:
-    if not defaults:
-        return f"no defaults: there is no {NAME} with a table [{name}] here, nor in ~/.config/mpidist"
     rows = [(option, " | ".join(default.values), shown_path(default.file)) for option, default in defaults.items()]
-    return table([("option", "value", "from"), *rows], left=(0, 1, 2))
+    none = f"no defaults: there is no {NAME} with a table [{name}] here, nor in ~/.config/mpidist"
+    print(table([("option", "value", "from"), *rows], left=(0, 1, 2)) if rows else none)
+    return None
 
 
 def sources(used: Mapping[str, Default]) -> str:

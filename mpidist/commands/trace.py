@@ -119,11 +119,11 @@ def report(recordings: dict[int, Recording]) -> str:
         events = f"{share.events / share.steps:.0f}"
         cost = _percent(share.cost, share.total)
         rows.append([str(rank), str(share.steps), show_seconds(share.total / share.steps), *parts, events, cost])
-    lines = [
-        table(rows),
-        "",
-        table([["rank", "came last", "of calls", "the first had waited"], *_late_rows(recordings)]),
-    ]
+    late_rows = [["rank", "came last", "of calls", "the first had waited"]]
+    for rank, late in lateness(recordings).items():
+        waited = show_seconds(late.mean_seconds) if late.last else "-"
+        late_rows.append([str(rank), str(late.last), str(late.calls), waited])
+    lines = [table(rows), "", table(late_rows)]
     dear = [str(rank) for rank, found in by_rank.items() if found.cost > COST_LIMIT * found.total]
     if dear:
         lines += ["", f"tracing took more than {COST_LIMIT:.0%} of the time of rank {', '.join(dear)}"]
@@ -140,13 +140,6 @@ def figures(recordings: dict[int, Recording]) -> dict[str, Any]:
             for rank, each in recordings.items()
         }
     }
-
-
-def _late_rows(recordings: dict[int, Recording]) -> list[list[str]]:
-    return [
-        [str(rank), f"{late.last}", f"{late.calls}", show_seconds(late.mean_seconds) if late.last else "-"]
-        for rank, late in lateness(recordings).items()
-    ]
 
 
 def _percent(part: float, whole: float) -> str:

@@ -232,9 +232,9 @@ def _check_features(asked: Request, scheduler: Scheduler) -> None:
     for name in ("servers", "array", "apptainer", "pyxis", "memory", "gpus_per_node"):
         if getattr(asked, name) and name in scheduler.lacks:
             raise ValueError(f"{_option(name)}: {scheduler.lacks[name]}")
-    if scheduler.title == "Flux" and asked.gpus_per_node not in (0, asked.ranks_per_node):
+    if scheduler.counts_gpus_by_rank and asked.gpus_per_node not in (0, asked.ranks_per_node):
         got = f"{asked.gpus_per_node} GPUs and {asked.ranks_per_node} ranks a node"
-        raise ValueError(f"Flux counts GPUs by rank: expected one for each, got {got}")
+        raise ValueError(f"{scheduler.title} counts GPUs by rank: expected one for each, got {got}")
     if asked.apptainer and asked.pyxis:
         raise ValueError("--apptainer and --pyxis are two ways to one container; expected one of them")
     if asked.servers and asked.requeue:

@@ -45,6 +45,8 @@ class Scheduler:
         Whether `submit` reads the script from its standard input.
     splits_at_colons : bool
         Whether what starts the ranks takes a ':' among their arguments for the end of them.
+    counts_gpus_by_rank : bool
+        Whether a script asks for GPUs by rank, so that each rank has one, or none has.
     most_notice : float
         Seconds before the time limit at which a signal is sent at the earliest.
     plugins : mapping
@@ -67,6 +69,7 @@ class Scheduler:
     out_of_reach: str = ""
     reads_script: bool = False
     splits_at_colons: bool = False
+    counts_gpus_by_rank: bool = False
     most_notice: float = math.inf
     plugins: Mapping[str, str] = field(default_factory=dict)
     lacks: Mapping[str, str] = field(default_factory=dict)
@@ -154,6 +157,7 @@ SCHEDULERS = {
         alive="depend|priority|sched|run|cleanup",
         unknown_job="unknown|not found|invalid",
         output="{name}-{job}.out",
+        counts_gpus_by_rank=True,
         plugins={"Open MPI": "pmix", "MPICH": "simple"},
         lacks=_slurm_only(memory="Flux has no such resource; expected --directive=--exclusive for whole nodes"),
     ),

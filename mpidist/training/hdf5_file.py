@@ -9,7 +9,6 @@ the HDF5 library sees the file, since a damaged structure can crash that library
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from mpidist.errors import CheckpointError, CheckpointNotFoundError, MpidistErro
 from mpidist.input.hdf5 import h5py
 from mpidist.training.entry_names import coded, coded_attribute, decoded
 from mpidist.training.temporary_files import left_behind, temporary
+from mpidist.whole_file import FULL
 
 FORMAT = 2
 
@@ -84,7 +84,7 @@ def first_cause(error: BaseException) -> BaseException:
 def _full_disk(error: BaseException, directory: Path, nbytes: int) -> CheckpointError | None:
     """Return what to say where a file found no room: how much there is, and how much it needs."""
     cause = first_cause(error)
-    if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if not isinstance(cause, OSError) or cause.errno not in FULL:
         return None
     try:
         free = f"{shutil.disk_usage(directory).free / 1e6:.1f} MB are free in {directory}"

@@ -52,7 +52,7 @@ def words_of(text: str) -> list[str]:
 def printed(words: list[str]) -> str:
     """Return what ``mpidist job`` prints in the root of the checkout, where no site has defaults."""
     asked, arguments = parse(words)
-    return make_job(vars(asked), arguments, {}).text
+    return make_job(vars(asked), arguments, {})[1]
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from mpidist.commands.launch.command_line import command_line
 from mpidist.commands.launch.cores import Cores, visible_cores
 from mpidist.commands.launch.mpirun import Mpirun, find_mpirun
 from mpidist.commands.launch.probe import probe_mpi, without_launcher
-from mpidist.commands.launch.rank_processes import TOKEN, end_processes, processes_of
+from mpidist.commands.launch.rank_processes import end_processes, processes_of
+from mpidist.options import RUN_TOKEN
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,7 +124,7 @@ def run_process(command: Sequence[str], environ: Mapping[str, str], timeout_seco
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr, _own_folder(environ) as environ:
         process = Popen(
             command,
-            env={**environ, TOKEN: token},
+            env={**environ, RUN_TOKEN: token},
             stdin=DEVNULL,
             stdout=stdout,
             stderr=stderr,

@@ -13,7 +13,8 @@ import uuid
 import pytest
 
 from mpidist.commands.launch.probe import without_launcher
-from mpidist.commands.launch.rank_processes import TOKEN, processes_of
+from mpidist.commands.launch.rank_processes import processes_of
+from mpidist.options import RUN_TOKEN
 from tests.helpers.launch import ROOT, launcher, run_process, survivors
 
 #: The rank, by the launcher's word: these scripts need no MPI.
@@ -173,6 +174,77 @@ def test_the_rank_that_ended_first_is_named(tmp_path, end, told, status):
     assert result.returncode == status, result.stderr
     said = re.findall(rf"mpidist run: (?:one of )?(ranks? .+) \(.+\) {told}", result.stderr)
     assert len(said) == 1 and said[0] in ("rank 1", "ranks 0, 1", "ranks 1, 2", "ranks 0, 1, 2"), result.stderr
+
+
+#: A program of mpi4py alone: MPI's end waits for all ranks, and those that wait for rank 1 do not come to it.
+ALONE = """
+import os, sys, threading, time
+from mpi4py import MPI
+if "python_start" in os.environ.get("PYTHONPATH", "") + "".join(sys.path): sys.exit("a trace of the launcher")
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 1:
+    {end}
+MPI.COMM_WORLD.Barrier()
+print("over", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "said", "status"),
+    [
+        ("raise ValueError('boom')", "ValueError: boom", 1),
+        ("threading.Thread(target=time.sleep, args=(1,)).start(); raise ValueError('boom')", "ValueError: boom", 1),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt", 128 + signal.SIGINT),
+    ],
+)
+@pytest.mark.parametrize("way", ["file", "module", "python"])
+def test_an_exception_of_a_program_of_mpi4py_alone_ends_the_job(tmp_path, way, end, said, status):
+    path = tmp_path / "script.py"
+    path.write_text(ALONE.format(end=end))
+    program = {"file": [str(path)], "module": ["-m", "script"], "python": [sys.executable, str(path)]}[way]
+    paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    result = run_process(command("-n", "3", "--quiet", "--timeout", "60", *program), {**environ(), **paths}, 300)
+    assert (result.returncode, result.stdout) == (status, ""), result.stderr
+    assert last_words(result, 1).endswith(f"{said}\n")
+
+
+@pytest.mark.parametrize(
+    "survived",
+    [
+        "thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()",
+        "try: 1 / 0\n    except ZeroDivisionError: sys.excepthook(*sys.exc_info())",
+    ],
+)
+def test_an_exception_that_does_not_end_its_program_ends_no_job(tmp_path, survived):
+    result = run(tmp_path, ALONE.format(end=survived), "--timeout", "60", ranks=3)
+    assert (result.returncode, result.stdout) == (0, "over\n" * 3), result.stderr
+    assert "ZeroDivisionError" in result.stderr
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_all_ranks_may_leave_a_program_of_mpi4py_alone_by_exit(tmp_path, status):
+    result = run(tmp_path, ALONE.format(end="pass") + f"sys.exit({status})", "--timeout", "60", ranks=3)
+    assert (result.returncode, result.stdout) == (status, "over\n" * 3), result.stderr
+    assert "warning: rank" not in result.stderr
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_rank_that_waits_for_the_others_at_its_end_is_named(tmp_path, status):
+    path = tmp_path / "script.py"
+    path.write_text(ALONE.format(end=f"sys.exit({status})"))
+    soon = {"MPIDIST_WARN_SECONDS": "1"}
+    result = run_process(command("-n", "3", "--timeout", "10", str(path)), {**environ(), **soon}, 300)
+    assert result.returncode == 124
+    said = re.findall(r"warning: (rank 1 came to the end of its program .* MPI_Finalize for ranks 0, 2)", result.stderr)
+    assert len(said) == 1, result.stderr
+
+
+def test_the_users_own_start_of_python_is_run(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = __file__\n")
+    paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    program = [sys.executable, "-c", "import os; print(os.environ['OWN'], os.environ['PYTHONPATH'])"]
+    result = run_process(command("-n", "2", "--quiet", *program), {**environ(), **paths}, 300)
+    assert result.stdout == f"{tmp_path}/sitecustomize.py {tmp_path}:{ROOT}\n" * 2, result.stderr
 
 
 def test_who_ended_the_job_by_abort_is_not_taken_for_killed(tmp_path):
@@ -384,7 +456,9 @@ class Started:
             except OSError:
                 continue
             if mark in variables:
-                found |= {text.split(b"=")[1].decode() for text in variables if text.startswith(TOKEN.encode() + b"=")}
+                found |= {
+                    text.split(b"=")[1].decode() for text in variables if text.startswith(RUN_TOKEN.encode() + b"=")
+                }
         return found
 
     def end(self):

@@ -53,8 +53,11 @@ LAYERS = (
 
 #: Package -> the only files (as patterns) that may import it.
 FOREIGN = {
-    # bench holds the all-reduce against MPI itself
-    "mpi4py": ("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py", "commands/bench.py"),
+    # bench holds the all-reduce against MPI itself; a rank's Python is told how a program ends that is of mpi4py alone
+    "mpi4py": (
+        *("transports/mpi.py", "cluster/resolvers/mpi.py", "runtime/control_mpi.py", "commands/bench.py"),
+        "commands/launch/python_start/sitecustomize.py",
+    ),
     "cupy": ("arrays.py", "device/*.py"),
     "benchmarks": (),  # they stay in the checkout
     "keras": ("keras.py", "frameworks/keras/*.py"),

@@ -7,7 +7,6 @@ import warnings
 import pytest
 
 from mpidist import options
-from mpidist.commands.launch import rank_processes
 from mpidist.options import Settings, settings
 
 
@@ -22,7 +21,7 @@ def test_known_variables_are_read_without_a_warning():
         chosen = settings(
             {"MPIDIST_TIMEOUT_SECONDS": "2.5", "MPIDIST_NO_MPI": "1", "MPIDIST_VIRTUAL_NODES": "2", "MPI_OTHER": "x"}
         )
-        assert settings({rank_processes.TOKEN: "t", options.RUN_FOLDER: "/f"}).run_folder == "/f"
+        assert settings({options.RUN_TOKEN: "t", options.RUN_FOLDER: "/f"}).run_folder == "/f"
     assert chosen == Settings(timeout_seconds=2.5, no_mpi=True, virtual_nodes=2)
 
 
@@ -55,7 +54,6 @@ def test_a_name_like_no_other_is_warned_of_with_all_names():
 
 
 def test_ranks_of_mpidist_run_leave_the_warning_to_it():
-    assert options.RUN_TOKEN == rank_processes.TOKEN
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         settings({"MPIDIST_TIMEOUT": "5", options.RUN_TOKEN: "t"})

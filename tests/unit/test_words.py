@@ -75,10 +75,10 @@ GIVEN = set(
     n na nan nccl numeric numpy
     op ops optimizer optional
     partitioner physical piecewise plateau policy polynomial power precision prediction preemption prefetcher
-    prefetching
+    prefetching python
     rabenseifner rate recall recent recursive reduce regression regressor repeat replication ring rm rmsprop
-    sampler saver scale scheduler session sgd shuffle sidecar slurm sparse sprop squared stale stopping storage
-    sync synchronization synchronous
+    sampler saver scale scheduler session sgd shuffle sidecar sitecustomize slurm sparse sprop squared stale
+    stopping storage sync synchronization synchronous
     tensor tensorboard terminate tf threshold top torch tpu train trainer training
     unbatch
     value variable

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from mpidist.commands.launch.cores import Cores
 from mpidist.commands.launch.room import Room
 from mpidist.errors import counted
-from mpidist.options import FAULT_TOLERANT
 
 _PYTHON = re.compile(r"python[\d.]*(\.exe)?")
 
@@ -77,9 +76,10 @@ def command_line(
     """Return the command line that starts `ranks` ranks, in this room; all on this machine by default."""
     room = Room(ranks, cores) if room is None else room
     line = CommandLine([path, "-n", str(ranks)], environ, is_placed=_is_placing(launcher_args))
-    places = _PLACES.get(vendor)
-    if places is not None:
-        places(line, room, root)
+    if vendor == "Open MPI":
+        _open_mpi(line, room, root)
+    elif vendor == "MPICH":
+        _mpich(line, room)
     cores_for = f"{counted(room.cores.count, 'core')} for {room.ranks_there}"
     line.add_default(cores_for, "OMP_NUM_THREADS", str(max(1, room.each)))
     if not terminal:
@@ -91,11 +91,6 @@ def command_line(
 def _is_placing(arguments: Sequence[str]) -> bool:
     """Whether there is an option among these that maps ranks to cores, or binds them."""
     return any(argument.startswith("-") and argument.lstrip("-") in _PLACING for argument in arguments)
-
-
-def tolerate_faults(line: CommandLine) -> None:
-    """Have Open MPI's launcher leave the other ranks alone when one dies, and the ranks go on if they can."""
-    line.add("the job is to go on when a rank dies", "--with-ft", "ulfm", **{FAULT_TOLERANT: "1"})
 
 
 def _open_mpi(line: CommandLine, room: Room, root: bool) -> None:
@@ -118,7 +113,7 @@ def _open_mpi(line: CommandLine, room: Room, root: bool) -> None:
     line.add("ranks do not move between cores", "--bind-to", "core:if-supported")
 
 
-def _mpich(line: CommandLine, room: Room, root: bool) -> None:
+def _mpich(line: CommandLine, room: Room) -> None:
     if not room.each:
         line.add(_crowd(room), "-bind-to", "none")
         # MPICH calls sched_yield, which often returns at once; so set, it sleeps for a moment
@@ -140,6 +135,3 @@ _YIELD = "a waiting rank gives its core to the others"
 
 # Both launchers number the machine's cores, not the allowed ones: binding would leave the share that was given.
 _RESTRICTED = "the job may not use all cores of the machine, and the launcher would bind to any of them"
-
-#: Vendor -> what its launcher needs to place ranks; a launcher that is not here gets ``-n`` and nothing else.
-_PLACES = {"Open MPI": _open_mpi, "MPICH": _mpich}

@@ -43,11 +43,6 @@ class Cause(NamedTuple):
     rank: int
     did: str
 
-    @property
-    def died(self) -> bool:
-        """Whether its process was gone, so that it could tell nothing itself."""
-        return self.did == "died"
-
 
 @dataclass
 class FailedRank:
@@ -103,10 +98,7 @@ class FailureLog:
             stream.frame.add(line, shown)
             if _FRAME_END.match(line):
                 stream.frame = None
-        else:
-            self._feed_plain(stream, rank, line, shown)
-
-    def _feed_plain(self, stream: _Stream, rank: int | None, line: str, shown: int) -> None:
+            return
         if _TRACEBACK.match(line) and not _goes_on(stream.block):
             stream.block = self._new(rank, framed=False)
         if stream.block is not None:

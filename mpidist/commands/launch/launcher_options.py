@@ -68,11 +68,6 @@ def parse_launcher_args(text: str) -> list[str]:
     return arguments
 
 
-def asks(vendor: str, scheduler: str) -> bool:
-    """Return whether the launcher of this vendor learns by itself which hosts a scheduler has given; Local."""
-    return vendor not in WORDS or scheduler in WORDS[vendor].asks
-
-
 def words_of(vendor: str, asked: str) -> Words:
     """Return how the launcher of this vendor is told; LaunchError, which names what was `asked`, if that is unknown."""
     if vendor not in WORDS:

@@ -20,10 +20,14 @@ from typing import NamedTuple
 from mpidist.commands.launch.destinations import Terminal
 from mpidist.commands.launch.launcher_notes import LauncherNotes
 from mpidist.commands.launch.mpi_files import RUN, SEGMENTS
+from mpidist.options import FAULT_TOLERANT
 from mpidist.own_machine import BOOT_ID, PROCESS_NUMBERS, boot_id, process_numbers
 
 #: Descriptors of standard output and standard error.
 STDOUT, STDERR = 1, 2
+
+#: What a rank's Python imports first is there; a job that goes on when a rank dies is not to be ended by it.
+_PYTHON_START = shlex.quote(str(Path(__file__).with_name("python_start")))
 
 #: Notes the process, connects the pipes there are, and takes the job's folder of shared memory if it is on this
 #: machine; $0 is the folder, $1 the machine that it is of, the rest the program.  A file system that machines share
@@ -39,6 +43,10 @@ if [ -p "$here.1" ]; then exec >"$here.1"; fi
 if [ -p "$here.2" ]; then exec 2>"$here.2"; fi
 s="{SEGMENTS}${{0##*/{RUN}}}"
 if [ -d "$s" ]; then export OMPI_MCA_btl_sm_backing_directory="${{OMPI_MCA_btl_sm_backing_directory:-$s}}"; fi
+p={_PYTHON_START}
+if [ -d "$p" ] && [ "${{{FAULT_TOLERANT}:-0}}" = 0 ]; then
+    export PYTHONPATH="$p${{PYTHONPATH:+:$PYTHONPATH}}" mpidist_notes="$here"
+fi
 """
 
 _READ_BYTES = 1 << 16

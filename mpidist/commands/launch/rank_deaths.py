@@ -261,7 +261,7 @@ _HOST_LOST = re.compile(r"PRTE has lost communication with a remote daemon|A dae
 
 
 class KilledRanks:
-    """Takes a launcher's output line by line and keeps the first rank that a signal ended, by the launcher's word.
+    """Takes a launcher's output line by line; `first` is the first rank that a signal ended, by the launcher's word.
 
     A killed rank says nothing itself.  Open MPI's launcher names the rank; MPICH's names any process, also one that it
     has ended because of another, so that only the signal is taken from it.
@@ -270,15 +270,15 @@ class KilledRanks:
     def __init__(self) -> None:
         self.aborted = self.ending = self.host_lost = False
         self._named: re.Match[str] | None = None
-        self._first: RankDeath | None = None
+        self.first: RankDeath | None = None
 
     def feed(self, rank: int | None, line: str) -> None:
         """Take the next line of a rank's error output, or of the launcher's own when `rank` is None."""
         self.aborted = self.aborted or _ABORT.search(line) is not None
         self.ending = self.ending or _ENDS_JOB.search(line) is not None
         self.host_lost = self.host_lost or _HOST_LOST.search(line) is not None
-        if rank is None and self._first is None:
-            self._first = self._death(line)
+        if rank is None and self.first is None:
+            self.first = self._death(line)
 
     def _death(self, line: str) -> RankDeath | None:
         """Return what this line completes: Open MPI breaks its sentence before the signal."""
@@ -288,7 +288,3 @@ class KilledRanks:
             return RankDeath((int(self._named[1]),), -int(signum[1]), int(self._named[2]), self._named[3])
         signum = _MPICH_SIGNAL.search(line)
         return RankDeath((), -int(signum[1])) if signum else None
-
-    def first(self) -> RankDeath | None:
-        """Return the first rank that a signal ended, without its number if the launcher does not know it."""
-        return self._first

@@ -11,10 +11,8 @@ import signal
 import time
 from collections.abc import Iterator
 
+from mpidist.options import RUN_TOKEN
 from mpidist.runtime.board import exists, stat_of
-
-#: The variable that holds the token of a job.
-TOKEN = "MPIDIST_RUN_TOKEN"
 
 #: So long a killed process may take to end: the system may have to write out its memory.
 _KILL_SECONDS = 5.0
@@ -25,7 +23,7 @@ _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=", b"PMIX_RANK=", b"PMI_RANK=")
 
 def processes_of(token: str) -> dict[int, bytes]:
     """Return process id -> environment of every living process that carries `token`; Local."""
-    mark = f"{TOKEN}={token}".encode()
+    mark = f"{RUN_TOKEN}={token}".encode()
     return {pid: environ for pid, environ in _environments() if mark in environ.split(b"\0")}
 
 

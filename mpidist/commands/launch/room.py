@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mpidist.cluster.allocation import Allocation, HostShare
+from mpidist.cluster.allocation import Allocation
 from mpidist.commands.launch.cores import Cores
 from mpidist.errors import counted
 
@@ -52,22 +52,15 @@ def _too_few_places(ranks_of: Mapping[str, int], allocation: Allocation | None) 
 
 
 def _cores_of(host: str, visible: Cores, allocation: Allocation | None) -> Cores:
-    """Return the cores that the job has of a host."""
+    """Return the cores that the job has of a host.
+
+    A scheduler counts cores, or hardware threads.  It may keep this process on its own, or may not: then we do.
+    """
     share = allocation.share_of(host) if allocation else None
     if allocation is None or share is None or share.cpus is None:
         return visible
     own = allocation.share_of(platform.node())
     if own is None or own.cpus is None:  # from a login node, say: nothing is known of the machine but this
         return Cores(share.cpus, restricted=True)
-    return _of_alike(share, own.cpus, visible)
-
-
-def _of_alike(share: HostShare, own_cpus: int, visible: Cores) -> Cores:
-    """Return the cores of a share on a machine like this one, of which the job has `own_cpus`.
-
-    A scheduler counts cores, or hardware threads.  It may keep this process on its own, or may not: then we do.
-    """
-    assert share.cpus is not None
-    own = min(own_cpus, visible.count)
-    count = max(1, share.cpus * own // own_cpus)
-    return Cores(count, restricted=visible.restricted or own < visible.count)
+    cores = min(own.cpus, visible.count)
+    return Cores(max(1, share.cpus * cores // own.cpus), restricted=visible.restricted or cores < visible.count)

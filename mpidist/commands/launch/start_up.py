@@ -1,7 +1,7 @@
 """See from the ranks' notes when the start of MPI cannot end: a rank that others wait for has ended, or does not come.
 
-All of it is about ranks that wait for others in MPI's start-up.  A program that never uses mpidist leaves no notes, and
-there is nothing to see.
+A program that never uses mpidist leaves no notes of its start.  Of its end there is one (`python_start`): MPI's end
+waits for all ranks as its start does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpidist.cluster.join_notes import JOINED, JOINING, PROCESS
+from mpidist.cluster.join_notes import JOINED, JOINING, OVER, PROCESS
 from mpidist.commands.launch.rank_processes import alive
 from mpidist.diagnosis.case import ranks_text
 from mpidist.options import Settings
@@ -30,6 +30,7 @@ class RankState:
     joined: bool = False  # whether it has met all other ranks
     gone_seconds: float | None = None  # how long its process has been gone; None while it lives
     waiting_seconds: float | None = None  # how long it has waited for the others in the start-up; None if it does not
+    over_seconds: float | None = None  # how long its program has been over; None if it is not
 
     @property
     def waits(self) -> bool:
@@ -44,8 +45,12 @@ class RankState:
     @property
     def late(self) -> bool:
         """Whether it lives and has not come to the start-up."""
-        alive = self.process is not None and self.gone_seconds is None
-        return alive and self.waiting_seconds is None and not self.joined
+        return self.lives_alone and self.waiting_seconds is None
+
+    @property
+    def lives_alone(self) -> bool:
+        """Whether it lives, and has not met all other ranks."""
+        return self.process is not None and self.gone_seconds is None and not self.joined
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,14 @@ def judge(ranks: Sequence[RankState], warn_seconds: float, timeout_seconds: floa
     if waiting and 0 < warn_seconds <= waited:
         where = "; ".join(f"py-spy dump --pid {ranks[rank].process}" for rank in late)
         return Verdict(_sentence(waiting, late, waited) + (f". See where: {where}" if late else ""))
+    over = [rank for rank, state in enumerate(ranks) if state.over_seconds is not None and state.lives_alone]
+    others = [rank for rank, state in enumerate(ranks) if state.over_seconds is None and state.lives_alone]
+    waited = max((ranks[rank].over_seconds or 0.0 for rank in over), default=0.0)
+    if others and 0 < warn_seconds <= waited:
+        their, them = ("its", "it") if len(over) == 1 else ("their", "them")
+        came = f"{ranks_text(over)} came to the end of {their} program {waited:.0f} s ago"
+        waits = f"{_wait(over)} in MPI_Finalize for {ranks_text(others)}"
+        return Verdict(f"{came}, and {waits}. A call there that needs {them} does not end")
     return None
 
 
@@ -117,7 +130,9 @@ class StartUp:
         gone = process is not None and not alive(process)
         waits = os.path.exists(os.path.join(self._folder, f"{rank}{JOINING}"))
         joined = os.path.exists(os.path.join(self._folder, f"{rank}{JOINED}"))
-        return RankState(process, joined, self._seconds(rank, "gone", gone, now), self._seconds(rank, "", waits, now))
+        over = os.path.exists(os.path.join(self._folder, f"{rank}{OVER}"))
+        seen = {"gone": gone, "waiting": waits, "over": over}
+        return RankState(process, joined, *(self._seconds(rank, what, holds, now) for what, holds in seen.items()))
 
     def _seconds(self, rank: int, what: str, holds: bool, now: float) -> float | None:
         """Return how long something has been seen to hold."""

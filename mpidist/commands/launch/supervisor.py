@@ -25,10 +25,10 @@ from mpidist.commands.launch.leftovers import Leftovers
 from mpidist.commands.launch.mpi_files import open_mpi_folders, remove_segments
 from mpidist.commands.launch.output_streams import STDERR, STDOUT, OutputStreams
 from mpidist.commands.launch.rank_deaths import KilledRanks, RankDeath, RankDeaths
-from mpidist.commands.launch.rank_processes import TOKEN, end_processes, ranks_of, send
+from mpidist.commands.launch.rank_processes import end_processes, ranks_of, send
 from mpidist.commands.launch.start_up import StartUp
 from mpidist.commands.launch.watchdog import OVER, start_watchdog
-from mpidist.options import RUN_FOLDER, settings
+from mpidist.options import RUN_FOLDER, RUN_TOKEN, settings
 
 #: Exit status of a job that was ended because its time was up, as of timeout(1).
 TIMED_OUT = 124
@@ -138,7 +138,8 @@ class _Job:
         self.removed: list[str] = []
         folder = self.streams.folder
         self.watchdog = start_watchdog(self.token, folder)
-        variables = {**environ, TOKEN: self.token, RUN_FOLDER: folder, **open_mpi_folders(launcher, environ, folder)}
+        variables = {**environ, RUN_TOKEN: self.token, RUN_FOLDER: folder}
+        variables |= open_mpi_folders(launcher, environ, folder)
         self.process = self._started(launcher, program, variables, STDOUT in descriptors, takes_input)
         for pipe, descriptor in ((self.process.stdout, STDOUT), (self.process.stderr, STDERR)):
             if pipe is not None:
@@ -278,7 +279,10 @@ class _Job:
         if failure is not None and failure.framed:
             # it names the rank that it is about; the ends of all others follow from it
             cause = failure.cause()
-            return failure, self._death_of(cause.rank) if cause is not None and cause.died else None
+            if cause is None or cause.did != "died":  # it was there to tell of its end itself
+                return failure, None
+            said = self.killed.first
+            return failure, said if said is not None and said.ranks == (cause.rank,) else self.deaths.of(cause.rank)
         death = self._first_death()
         if death is None or death.by_signal:
             return failure, death
@@ -287,12 +291,8 @@ class _Job:
             return own, None
         return failure, death if failure is None or death.status is not None else None
 
-    def _death_of(self, rank: int) -> RankDeath | None:
-        said = self.killed.first()
-        return said if said is not None and said.ranks == (rank,) else self.deaths.of(rank)
-
     def _first_death(self) -> RankDeath | None:
-        said = self.killed.first()
+        said = self.killed.first
         if said is not None and said.ranks:
             return said
         if self.killed.aborted:  # the launcher tells of it, and ends the ranks in any order

@@ -15,7 +15,8 @@ from pathlib import Path
 import mpidist
 from mpidist.commands.launch.leftovers import Leftovers
 from mpidist.commands.launch.mpi_files import remove_segments
-from mpidist.commands.launch.rank_processes import TOKEN, end_processes
+from mpidist.commands.launch.rank_processes import end_processes
+from mpidist.options import RUN_TOKEN
 
 #: What a job that has ended by itself writes to its watchdog.
 OVER = b"over"
@@ -44,7 +45,7 @@ def start_watchdog(token: str, folder: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         # a job may be started by a rank of another: it is not to end with that one, but to end what that one leaves
-        env={name: value for name, value in os.environ.items() if name != TOKEN},
+        env={name: value for name, value in os.environ.items() if name != RUN_TOKEN},
         start_new_session=True,
     )
 

@@ -13,7 +13,6 @@ import pytest
 from mpidist.commands import info
 from mpidist.commands.launch import probe
 from mpidist.commands.launch.probe import MpiFound, probe_mpi, without_launcher
-from mpidist.options import Settings
 
 #: A child in which a package cannot be imported.
 HIDDEN = "import sys; sys.modules[{!r}] = None; from mpidist.commands.main import main; sys.exit(main(['info']))"
@@ -65,10 +64,12 @@ class _Launcher:
     title = "/a/mpirun (MPICH 5.0.2)"
 
 
-def test_only_settings_that_differ_are_shown():
-    assert info.changed_rows(Settings()) == []
-    rows = info.changed_rows(Settings(algorithm="ring"))
-    assert rows == [("MPIDIST_ALGORITHM", "ring (default auto)")]
+def test_only_settings_that_differ_are_shown(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("MPIDIST_")]:
+        monkeypatch.delenv(name)
+    assert info.settings_rows() == [("settings", "no MPIDIST_* variable changes a default")]
+    monkeypatch.setenv("MPIDIST_ALGORITHM", "ring")
+    assert info.settings_rows() == [("MPIDIST_ALGORITHM", "ring (default auto)")]
 
 
 def test_a_setting_that_cannot_be_read_is_a_line(monkeypatch):

@@ -43,6 +43,18 @@ def test_a_full_disk_is_said_in_one_line():
     assert (ended.returncode, ended.stderr) == (1, "mpidist: the output cannot be written: No space left on device\n")
 
 
+def test_a_full_quota_is_said_as_a_full_disk_is():
+    code = """
+import errno, sys
+from mpidist.commands import main
+def full(arguments): raise OSError(errno.EDQUOT, "Disk quota exceeded")
+main._run = full
+sys.exit(main.main(["info"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (1, "mpidist: the output cannot be written: Disk quota exceeded\n")
+
+
 def test_an_unknown_command_lists_the_known_ones(capsys):
     assert main(["runn"]) == 2
     message = capsys.readouterr().err

@@ -33,36 +33,36 @@ def read(text: str, rank: int | None = None):
 
 
 def test_open_mpi_names_the_rank():
-    killed = read(OPEN_MPI).first()
+    killed = read(OPEN_MPI).first
     assert (killed.ranks, killed.process, killed.host, killed.status) == ((1,), 14777, "vm", -9)
     assert killed.describe().startswith("rank 1 (process 14777 on vm) was ended by signal 9 (Killed)")
 
 
 def test_open_mpi_in_one_line():
-    assert read(OPEN_MPI.replace("\nsignal", " signal")).first() == read(OPEN_MPI).first()
+    assert read(OPEN_MPI.replace("\nsignal", " signal")).first == read(OPEN_MPI).first
 
 
 def test_the_process_that_mpich_names_may_be_one_that_it_has_ended():
-    killed = read(MPICH.format(code=9) + EXIT_STRING).first()
+    killed = read(MPICH.format(code=9) + EXIT_STRING).first
     assert (killed.ranks, killed.process, killed.status) == ((), None, -9)
     assert killed.describe().startswith("a rank (the launcher does not say which) was ended by signal 9")
 
 
 @pytest.mark.parametrize("text", ["", "Abort(1) on node 0 (rank 0 in comm 0): application called MPI_Abort", "PID 3"])
 def test_other_output_names_nobody(text):
-    assert read(text).first() is None
+    assert read(text).first is None
 
 
 def test_what_a_rank_prints_is_not_the_launcher_s_word():
-    assert read(OPEN_MPI, rank=2).first() is None
+    assert read(OPEN_MPI, rank=2).first is None
 
 
 def test_an_exit_code_is_no_signal():
-    assert read(MPICH.format(code=1)).first() is None
+    assert read(MPICH.format(code=1)).first is None
 
 
 def test_the_first_one_counts():
-    assert read(OPEN_MPI + OPEN_MPI.replace("rank 1", "rank 2")).first().ranks == (1,)
+    assert read(OPEN_MPI + OPEN_MPI.replace("rank 1", "rank 2")).first.ranks == (1,)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mpidist.commands.launch.leftovers import Leftovers
-from mpidist.commands.launch.rank_processes import TOKEN
 from mpidist.commands.launch.watchdog import start_watchdog
+from mpidist.options import RUN_TOKEN
 
 SHARED = Path("/dev/shm")
 
@@ -34,7 +34,7 @@ class Holder:
     def __init__(self, token, *paths):
         self.process = subprocess.Popen(
             [sys.executable, "-c", HOLDER, *map(str, paths)],
-            env={**os.environ, TOKEN: token},
+            env={**os.environ, RUN_TOKEN: token},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

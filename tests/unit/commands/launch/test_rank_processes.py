@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.commands.launch.rank_processes import TOKEN, end_processes, processes_of, ranks_of
+from mpidist.commands.launch.rank_processes import end_processes, processes_of, ranks_of
 from mpidist.commands.launch.watchdog import OVER, start_watchdog
+from mpidist.options import RUN_TOKEN
 
 #: A process that starts a child; the child says that it is there, and both wait for their input to end.
 SCRIPT = """
@@ -30,7 +31,7 @@ def job():
     token = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT],
-        env={**os.environ, TOKEN: token, "PMI_RANK": "0"},
+        env={**os.environ, RUN_TOKEN: token, "PMI_RANK": "0"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -91,7 +92,7 @@ def test_the_watchdog_stays_when_all_processes_of_the_job_are_told_to_end(job, t
 def test_the_watchdog_outlives_a_job_that_has_started_this_one(job, tmp_path, monkeypatch):
     token, process, _ = job
     outer = uuid.uuid4().hex
-    monkeypatch.setenv(TOKEN, outer)
+    monkeypatch.setenv(RUN_TOKEN, outer)
     watchdog = start_watchdog(token, str(tmp_path))
     assert end_processes(outer) == []
     watchdog.communicate(b"", timeout=20)

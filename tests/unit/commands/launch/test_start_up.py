@@ -76,6 +76,18 @@ def test_time_is_up():
     assert "MPIDIST_TIMEOUT_SECONDS is 5" in verdict.message
 
 
+def test_ranks_whose_program_is_over_are_named_with_those_that_they_wait_for():
+    over = RankState(process=14, over_seconds=7.0)
+    verdict = judge([LATE, over, LATE, GONE, ELSEWHERE], 5, 1800)
+    assert not verdict.fatal
+    assert "rank 1 came to the end of its program 7 s ago, and waits in MPI_Finalize for ranks 0, 2." in verdict.message
+    assert "ranks 0, 1 came to the end of their program 7 s ago" in judge([over, over, LATE], 5, 1800).message
+    gone, joined = RankState(12, gone_seconds=1.0, over_seconds=7.0), RankState(11, True, over_seconds=7.0)
+    for well in ([over, over], [over, ELSEWHERE], [gone, LATE], [joined, LATE]):
+        assert judge(well, 5, 1800) is None
+    assert judge([over, LATE], 0, 1800) is judge([over, LATE], 8, 1800) is None
+
+
 def test_zero_is_never():
     assert judge([RankState(process=10, waiting_seconds=1e9), LATE], 0, 0) is None
 
