@@ -20,7 +20,7 @@ from mpidist.frameworks.torch import comm_hook
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.contents import Contents
-from mpidist.frameworks.torch.join import BUFFERS, Joining
+from mpidist.frameworks.torch.join import BUFFERS, Joining, sole_block
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import watch_steps
@@ -183,10 +183,10 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
     ) -> Iterator[None]:
         """Let replicas have different numbers of batches in a ``with`` block: those that run out follow the others.
 
-        Behind the block all replicas have the parameters and buffers of those that had rows last, and so have their
-        optimizers the states, but for one that has made no step at all: a RuntimeWarning tells of it.  A GradScaler is
-        not known here: give all ranks the state of that of a rank that had rows last, before the next pass.  One small
-        all-reduce more is made for each forward and backward pass.
+        Behind the block all replicas have the parameters, buffers and gradients of those that had rows last, and so
+        have their optimizers the states, but for one that has made no step at all: a RuntimeWarning tells of it.  A
+        GradScaler is not known here: give all ranks the state of that of a rank that had rows last, before the next
+        pass.  One small all-reduce more is made for each forward and backward pass.
 
         Collective: every rank enters it in the same order.
 
@@ -198,18 +198,29 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             False does nothing.
         throw_on_early_termination : bool
             Whether a replica that runs out before others is a RuntimeError on all.
+
+        Raises
+        ------
+        RuntimeError
+            A block inside of another, of whichever model.  On all ranks: gradients that were reduced are changed in
+            place, to other values on other ranks, when the block ends and a replica has run out before.
         """
-        if not enable or self._reduction.replicas.size == 1:
+        if not enable:
             yield
             return
         reduction = self._reduction
-        reduction.joining = Joining(reduction.replicas, throw_on_early_termination, divide_by_initial_world_size)
-        try:
-            yield
-            self._follow(reduction.joining)
-        finally:
-            reduction.joining = None
-            reduction.restart()
+        with sole_block():
+            if reduction.replicas.size == 1:
+                yield
+                return
+            joining = Joining(reduction.replicas, throw_on_early_termination, divide_by_initial_world_size)
+            reduction.joining = joining
+            try:
+                yield
+                self._follow(joining)
+            finally:
+                reduction.joining = None
+                reduction.restart()
 
     def join_hook(self, **kwargs: Any) -> NoReturn:
         """Refuse PyTorch's ``with Join([model, ...])``, which works on a process group.  Local.
@@ -257,14 +268,12 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         def take_buffers() -> None:
             self._buffers_of_rank_0(joining.active[0])
 
-        def give_no_gradients(is_weighted: bool) -> None:
-            for parameter in self.module.parameters():
-                parameter.grad = None
-            self._reduction.follow(is_weighted)
-
-        root = joining.follow((take_buffers, partial(give_no_gradients, False), partial(give_no_gradients, True)))
-        broadcast_module(self._reduction.replicas, self.module, root)
+        reduction = self._reduction
+        root = joining.follow((take_buffers, partial(reduction.follow, False), partial(reduction.follow, True)))
+        broadcast_module(reduction.replicas, self.module, root)
         self._share_states(root)
+        if joining.followers:
+            reduction.catch_up(root, joining.followers)
 
     def _share_states(self, root: int) -> None:
         """Give the states of rank `root`'s optimizers to replicas that have made fewer steps.  Collective."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import ref
@@ -69,7 +70,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
     Raises
     ------
     TypeError
-        What is given is no optimizer of PyTorch.
+        What is given is no optimizer of PyTorch; or an argument that there is not, which is named.
     ValueError
         Names that are not those of the optimizer's parameters; gradients that are reduced by something else already; or
         parameters on several devices, without `staging`.
@@ -96,6 +97,12 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
                 "are not seen. Have it call super().__init__(params, defaults); where it wraps another optimizer, "
                 f"give that one: {type(optimizer).__name__}(DistributedOptimizer(inner))"
             )
+        try:
+            inspect.signature(DistributedOptimizer.__init__).bind(None, optimizer, *args, **kwargs)
+        except TypeError as error:  # as long as the optimizer is as it was
+            raise TypeError(
+                f"DistributedOptimizer: {error}; help(mpidist.torch.DistributedOptimizer) has all"
+            ) from None
         return _changed(optimizer)
 
     def __init__(

@@ -119,6 +119,7 @@ class GradientReduction:
         self._origins = GradientOrigins(op == "sum" and replicas.size > 1)
         self._steps = 0
         self._stepped: WeakSet[Any] = WeakSet()  # the optimizers that made a step since the last reduction
+        self._all_stepped = False  # or all are taken for such, as this replica has followed others
         self._last: tuple[str, float | None] = (op, None)
         self._crossed = crossing.count()
         self._number = replicas.next_number()
@@ -136,20 +137,22 @@ class GradientReduction:
         names, parameters = [name for name, _ in named], [each for _, each in named]
         if self._list is not None and names != self._list.names:
             self._sparse = frozenset()  # numbers of another list
-        self._list = GradientList(
-            self.replicas,
-            names,
-            parameters,
-            self._sparse,
-            self._sparse_as_dense,
-            self.compression,
-            f"of {self.owner} {self._number}",
-            self._staging,
-            None if self._list is None else self._list.waiting(),
-        )
+        waiting = None if self._list is None else self._list.waiting()
+        self._list = self._list_of(names, parameters, self.compression, waiting)
         self._times = StepTimes()
         self._origins.bind(parameters)
         return self._list
+
+    def _list_of(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        compression: Compression | None,
+        waiting: dict[str, dict[str, Any]] | None = None,
+    ) -> GradientList:
+        owner = f"of {self.owner} {self._number}"
+        kinds = self._sparse, self._sparse_as_dense
+        return GradientList(self.replicas, names, parameters, *kinds, compression, owner, self._staging, waiting)
 
     def look_after(self, modules: Sequence[torch.nn.Module]) -> None:
         """Find parameters, from now on, that come into these modules and that nobody reduces.  Local."""
@@ -212,7 +215,7 @@ class GradientReduction:
         self.parts.note()
         is_mixed = origins.is_mixed()
         # added to those of a step that was made: of another loss, if they are set to zero next; else step() raises
-        is_foreign = is_mixed and self.op == "sum" and len(self._stepped) > 0
+        is_foreign = is_mixed and self.op == "sum" and self._is_stepped(None)
         if self.is_held or origins.passes < self._passes or is_foreign:
             origins.mark()
         else:
@@ -265,7 +268,7 @@ class GradientReduction:
         return [told for each in self._unowned if (told := each.found(taken))]
 
     def _is_stepped(self, optimizer: Any) -> bool:
-        return len(self._stepped) > 0 if optimizer is None else optimizer in self._stepped
+        return self._all_stepped or (len(self._stepped) > 0 if optimizer is None else optimizer in self._stepped)
 
     def after_step(self, optimizer: Any) -> None:
         """Take note that an optimizer has made its step.  Collective where parameters were found to differ before."""
@@ -303,7 +306,7 @@ class GradientReduction:
         `is_at_end` says that a pass has given all of them.
         """
         if self.joining is not None and not given.is_joined:
-            self.joining.announce(GRADIENTS if self.parts.said is None else WEIGHTED)
+            self.joining.announce(GRADIENTS if self.parts.said is None else WEIGHTED, given.is_mixed)
         bound, rows, compared = self._current(), self.parts.said, None
         if self.joining is None and self.comparison is not None:
             compared = self.comparison
@@ -326,6 +329,7 @@ class GradientReduction:
         if notes[_TOUCHED]:
             self._take_touched(aside, given.is_touched)
         self._stepped.clear()
+        self._all_stepped = False
         self._are_reduced(self.op == "sum")
         if sparse != self._sparse:
             self._sparse = self._sparse | sparse
@@ -337,7 +341,7 @@ class GradientReduction:
                 self._judge_own(digest or (b"passes" if is_given else b""))
         if aside and not notes[_NOT_LEFT]:
             _put_back(aside)
-            if notes[_CHANGED]:  # perhaps the user's own, put in the place of those
+            if notes[_CHANGED] and not given.is_joined:  # perhaps the user's own, put in the place of those
                 self.parts.said = rows
                 self.reduce(_Given(is_own=given.is_own))
             self._origins.mark()
@@ -400,9 +404,49 @@ class GradientReduction:
 
     def follow(self, is_weighted: bool) -> None:
         """Take part in the others' reduction, with no rows.  Collective."""
+        assert self.joining is not None
         self.parts.forget()
         self.parts.said = 0.0 if is_weighted else None
-        self.reduce(_Given(is_joined=True))
+        # a mean over all is of gradients that have those in them that were reduced before, on all
+        is_again = self.joining.is_added and self.joining.by_all
+        self.reduce(_Given(MarkState.CLEARED if is_again else MarkState.KEPT, is_joined=True))
+
+    def catch_up(self, root: int, followers: Sequence[int]) -> None:
+        """Give followers the gradients of rank `root`, no follower, as if they had done to them what that did since.
+
+        Collective.  RuntimeError, on all ranks, where the others have changed gradients in place, and not alike.
+        """
+        origins, bound = self._origins, self._current()
+        kind = ("mixed" if origins.is_mixed() else "local") if origins.has_local else origins.left().name
+        present = 0 if origins.has_local else sum(each.grad is not None for each in bound.parameters)
+        content = b"%d %s" % (present, digest_of(bound.parameters)) if present else b""
+        is_due = origins.has_local or self._is_stepped(None)
+        own = b"%d %s %s" % (is_due, kind.encode(), content)
+        told = self.replicas.communicator.exchange(own, "gradients behind join()")
+        self._all_stepped, (_, kind, content) = told[root].startswith(b"1"), told[root].decode().split(" ", 2)
+        others = {each for rank, each in enumerate(told) if rank not in followers}
+        is_alike, is_kept = len(others) == 1, kind == MarkState.KEPT.name
+        if kind == "mixed" or (is_kept and any(each.split()[1].islower() for each in others)):
+            return  # they have what passes were added to
+        if not is_alike and (is_kept or kind == MarkState.CHANGED.name):
+            raise RuntimeError(
+                f"{self.owner}: gradients were changed in place since they were reduced, to other values on other "
+                f"ranks, when join() ended, and rank {listed(map(str, followers))} of {self.replicas.size} had run out "
+                "before. What is right there is not known. Call step() or synchronize() inside of the block, or set "
+                "gradients to None"
+            )
+        aside = _put_aside(bound.parameters)
+        if is_alike and content:
+            if self.replicas.rank == root:
+                _put_back([(parameter, gradient.clone()) for parameter, gradient in aside])
+            plain = bound if self.compression is None else self._list_of(bound.names, bound.parameters, None)
+            plain.notes.fill(0)
+            with torch.no_grad():
+                plain.reduce("sum")
+        if self.replicas.rank not in followers:
+            _put_back(aside)
+        elif kind != MarkState.REPLACED.name:
+            _put_in_place(aside, is_kept)
 
     def _refuse_inside(self, is_inside: bool) -> NoReturn:
         """Raise on all replicas, as on some a step was to be made inside of a backward pass.  Collective."""
@@ -608,6 +652,15 @@ def _put_aside(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, t
     for parameter, _ in found:
         parameter.grad = None
     return found
+
+
+def _put_in_place(aside: Sequence[tuple[torch.Tensor, torch.Tensor]], is_kept: bool) -> None:
+    """Put parameters' gradients into those put aside, and these back; with `is_kept` equal ones are not touched."""
+    for parameter, gradient in aside:
+        if parameter.grad is not None:
+            if not (is_kept and torch.equal(parameter.grad.to_dense(), gradient.to_dense())):
+                gradient.copy_(parameter.grad)
+            parameter.grad = gradient
 
 
 def _put_back(aside: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
