@@ -414,8 +414,8 @@ class GradientReduction:
             raise RuntimeError(
                 f"{self.owner}: gradients were changed in place since they were reduced, to other values on other "
                 f"ranks, when join() ended, and rank {listed(map(str, followers))} of {self.replicas.size} had run out "
-                "before. What is right there is not known. Call step() or synchronize() inside of the block, or set "
-                "gradients to None"
+                "before. What is right there is not known. Change them alike on all ranks; have step() reduce those of "
+                "your own inside of the block; or call zero_grad() at its end"
             )
         aside = _put_aside(bound.parameters)
         if is_alike and content:
