@@ -359,6 +359,9 @@ def test_hooks_and_settings_that_are_refused():
     for given in ({"param_dtype": torch.float16}, {"buffer_dtype": torch.float16}, {"reduce_dtype": torch.float64}):
         with pytest.raises(NotImplementedError, match=r"Compute inside of torch.autocast, and give reduce_dtype alone"):
             mpidist.torch.DistributedDataParallel(tanh_model(), mixed_precision=MixedPrecision(**given))
+    for given in (True, False, "float16", torch.float16, MixedPrecision, MixedPrecision(reduce_dtype="float16")):
+        with pytest.raises(TypeError, match=r"mixed_precision=.*it is None, or PyTorch's settings with dtypes"):
+            mpidist.torch.DistributedDataParallel(tanh_model(), mixed_precision=given)
     both = {"mixed_precision": MixedPrecision(), "compression": mpidist.compression.Float16()}
     with pytest.raises(ValueError, match="give one of them"):
         mpidist.torch.DistributedDataParallel(tanh_model(), **both)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import random
 from contextlib import nullcontext
 
 import pytest
@@ -186,6 +187,217 @@ def test_buffers_are_those_of_a_rank_that_has_rows(last):
     if last == 0 or size == 1:
         torch.testing.assert_close(bare.running_mean, alone.running_mean, rtol=1e-13, atol=0)
     assert_same_bits(bare.running_mean, bare.running_var)
+
+
+def own_gradients(model, each, turn):
+    """Put rank `each`'s own gradients in place of what the parameters have."""
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, 0.01 * (number + 1) * (each + 1) + 0.001 * turn)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_own_gradients_behind_the_block(order, is_asked):
+    """Those that ran out before others have made no step since gradients were reduced, and reduce all the same."""
+    size, rank = world().size, world().rank
+    bare = tanh_model()
+    model = mpidist.torch.DistributedDataParallel(bare)
+    optimizer = sgd(model.parameters())
+    with model.join():
+        for turn in range([each + 1 for each in range(size)][::order][rank]):
+            x, y = rows(6, seed=10 * rank + turn)
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+    expected = copy.deepcopy(bare)
+    own_gradients(model, rank, 0)
+    if is_asked:
+        model.synchronize()
+    optimizer.step()
+    own_gradients(expected, (size - 1) / 2, 0)  # what is linear in the rank has this mean
+    sgd(expected.parameters()).step()
+    assert_alike(bare, expected)
+
+
+@pytest.mark.parametrize("is_none", [False, True])
+def test_gradients_set_to_zero_at_the_end_of_each_step(is_none):
+    """Those that ran out before begin the next pass without what was reduced, as others do; momentum needs zeros."""
+    size, rank = world().size, world().rank
+    bare = tanh_model()
+    bare.unused = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    model = mpidist.torch.DistributedDataParallel(bare)
+    optimizer = momentum(model.parameters())
+    own_gradients(model, 0, 0)
+    optimizer.step()  # the parameter without a pass has momentum
+    optimizer.zero_grad(is_none)
+
+    def step(seed):
+        cross_entropy(model.module[:3](rows(6, seed=seed)[0]), rows(6, seed=seed)[1]).backward()
+        optimizer.step()
+        optimizer.zero_grad(is_none)
+
+    with model.join():
+        for turn in range(rank + 1):
+            step(10 * rank + turn)
+    expected = copy.deepcopy(bare)
+    alone = momentum(expected.parameters())
+    alone.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for parameter in expected.parameters():
+        parameter.grad = None if is_none else torch.zeros_like(parameter)
+    for each in range(size):
+        x, y = rows(6, seed=100 + each)
+        (cross_entropy(expected(x), y) / size).backward()
+    alone.step()
+    step(100 + rank)
+    assert_alike(bare, expected)
+
+
+@pytest.mark.parametrize("by_all", [True, False])
+def test_passes_that_add_to_reduced_gradients(by_all):
+    """Rank r has r + 1 passes, each of which is reduced; none sets gradients to zero."""
+    size, rank = world().size, world().rank
+    bare = tanh_model()
+    expected = copy.deepcopy(bare)
+    for turn in range(size):
+        for each in range(turn, size):
+            x, y = rows(6, seed=10 * each + turn)
+            (cross_entropy(expected(x), y) / (size if by_all else size - turn)).backward()
+    model = mpidist.torch.DistributedDataParallel(bare)
+    with model.join(divide_by_initial_world_size=by_all):
+        for turn in range(rank + 1):
+            x, y = rows(6, seed=10 * rank + turn)
+            cross_entropy(model(x), y).backward()
+    for found, wanted in zip(bare.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-12, atol=1e-12)
+    sgd(expected.parameters()).step()
+    sgd(model.parameters()).step()
+    assert_alike(bare, expected)
+
+
+def drawn(draw):
+    """Return what ranks do in a turn, of which the gradients have one meaning."""
+    kind = draw.choice(["pass", "pass", "passes", "own", "again"])
+    if kind in ("own", "again"):
+        return kind, "none" if kind == "own" else "kept", None, draw.choice(["none", "zeros", "kept"])
+    scale = draw.choice([None, None, "in place", "anew"])
+    # nobody adds to gradients that were changed, nor steps with them again
+    end = draw.choice(["none", "zeros", "kept"][: 3 if scale is None else 2])
+    return kind, draw.choice(["none", "zeros", "kept"]), scale, end
+
+
+def turned(turn, optimizer, model, give):
+    """Make a turn: gradients, which `give` gives, and a step."""
+    kind, zeros, scale, end = turn
+    if zeros != "kept":
+        optimizer.zero_grad(zeros == "none")
+    if kind != "again":
+        give(kind)
+    for each in model.parameters():
+        if each.grad is not None and scale == "in place":
+            each.grad.mul_(0.5)
+        elif each.grad is not None and scale == "anew":
+            each.grad = each.grad * 0.5
+    optimizer.step()
+    if end != "kept":
+        optimizer.zero_grad(end == "none")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_trainings(seed):
+    """Blocks in which ranks run out, and passes behind them: gradients of any kind, scaled, set to zero or not."""
+    size, rank, draw = world().size, world().rank, random.Random(seed)
+    bare = tanh_model()
+    expected = copy.deepcopy(bare)
+    alone = momentum(expected.parameters())
+    model = mpidist.torch.DistributedDataParallel(bare, check_every=1)
+    optimizer = momentum(model.parameters())
+    for block in range(6):
+        by_all, is_uneven = draw.random() < 0.6, block % 2 == 1
+        counts = [draw.randint(0, 3) if is_uneven else 1 for _ in range(size)]
+        turns = [drawn(draw) for _ in range(max(counts))]
+        if block == 0:
+            turns[0] = "pass", "none", None, "kept"
+        with model.join(divide_by_initial_world_size=by_all) if is_uneven else nullcontext():
+            for number, turn in enumerate(turns):
+                having = [each for each in range(size) if counts[each] > number]
+                parts = size if by_all or not is_uneven else len(having)
+
+                def give_all(kind, seed=10 * block + number, having=having, parts=parts):
+                    if kind == "own":
+                        own_gradients(expected, sum(having) / len(having), seed)
+                        for each in expected.parameters():
+                            each.grad *= len(having) / parts
+                        return
+                    for each in having:
+                        for again in range(1 if kind == "pass" else 2):
+                            x, y = rows(5, seed=1000 * each + 100 * again + seed)
+                            (cross_entropy(expected(x), y) / parts).backward()
+
+                def give_own(kind, seed=10 * block + number):
+                    if kind == "own":
+                        own_gradients(model, rank, seed)
+                        return
+                    for again in range(1 if kind == "pass" else 2):
+                        x, y = rows(5, seed=1000 * rank + 100 * again + seed)
+                        with model.no_sync() if (kind, again) == ("passes", 0) else nullcontext():
+                            cross_entropy(model(x), y).backward()
+
+                turned(turn, alone, expected, give_all)
+                if number < counts[rank]:
+                    turned(turn, optimizer, model, give_own)
+        assert_alike(bare, expected, 1e-11)
+
+
+@pytest.mark.parametrize("compression", [None, mpidist.compression.Float16()])
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_gradients_that_were_changed_when_the_block_ends(is_in_place, compression):
+    """All replicas have them, also values that the compression would round, and a step takes them as they are."""
+    bare = tanh_model()
+    model = mpidist.torch.DistributedDataParallel(bare, compression=compression)
+    optimizer = sgd(model.parameters())
+    with model.join():
+        for turn in range(world().rank + 1):
+            x, y = rows(6, seed=turn)
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            for each in model.parameters():
+                if is_in_place:
+                    each.grad.copy_(torch.full_like(each, 1 + 2.0**-30 * (turn + 1)))
+                else:
+                    each.grad = torch.full_like(each, 1 + 2.0**-30 * (turn + 1))
+    expected = copy.deepcopy(bare)
+    with torch.no_grad():
+        for each in expected.parameters():
+            each -= 0.1 * (1 + 2.0**-30 * world().size)
+    optimizer.step()
+    assert_alike(bare, expected, 1e-15)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_gradients_changed_in_place_on_some_ranks_when_the_block_ends():
+    model = mpidist.torch.DistributedDataParallel(tanh_model())
+    with pytest.raises(RuntimeError, match=r"changed in place since they were reduced.*rank 0 of \d had run out"):
+        with model.join():
+            for turn in range(1 if world().rank == 0 else 2):
+                x, y = rows(6, seed=turn)
+                model.zero_grad()
+                cross_entropy(model(x), y).backward()
+            model.module[0].bias.grad.mul_(world().rank + 2)
+
+
+def test_a_block_inside_of_another():
+    model = mpidist.torch.DistributedDataParallel(tanh_model())
+    other = mpidist.torch.DistributedDataParallel(tanh_model())
+    for inner in (model, other):
+        with pytest.raises(RuntimeError, match=r"join\(\) inside of join\(\).*Leave the first block before the second"):
+            with model.join():
+                with inner.join():
+                    raise AssertionError
+    with model.join(), other.join(enable=False):
+        x, y = rows(4)
+        cross_entropy(model(x), y).backward()
+    with other.join():
+        cross_entropy(other(x), y).backward()
 
 
 def test_even_inputs_and_passes_without_reduction():

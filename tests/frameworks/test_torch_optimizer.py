@@ -821,6 +821,17 @@ def test_a_loader_of_another_length_on_one_rank():
     world().barrier()
 
 
+def test_arguments_that_there_are_not():
+    """The optimizer stays as it was, and reduces nothing."""
+    optimizer = OPTIMIZERS["sgd"](tanh_model().parameters())
+    with pytest.raises(TypeError, match="DistributedOptimizer: got an unexpected keyword argument 'bucket_cap_mb'"):
+        mpidist.torch.DistributedOptimizer(optimizer, bucket_cap_mb=25)
+    with pytest.raises(TypeError, match="DistributedOptimizer: too many positional arguments"):
+        mpidist.torch.DistributedOptimizer(optimizer, *[None] * 12)
+    assert type(optimizer) is torch.optim.SGD
+    mpidist.torch.DistributedOptimizer(optimizer)
+
+
 def test_what_is_no_optimizer():
     model = tanh_model()
     with pytest.raises(TypeError, match=r"takes a torch.optim.Optimizer, got a Sequential"):

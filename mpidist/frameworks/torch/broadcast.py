@@ -53,9 +53,11 @@ def broadcast_parameters(
     ]
     for pair in named:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], torch.Tensor | None)):
+            is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+            shown = f"{pair[0]!r} of {type(pair[1]).__name__}" if is_pair else f"a {type(pair).__name__}"
             raise ValueError(
-                f"broadcast_parameters takes a state_dict, tensors, or pairs of a name and a tensor; got "
-                f"{_shown(pair)}. Other objects are sent by broadcast_object"
+                f"broadcast_parameters takes a state_dict, tensors, or pairs of a name and a tensor; got {shown}. "
+                "Other objects are sent by broadcast_object"
             )
     broadcast_tensors(replicas, [(str(name), each) for name, each in named if each is not None], root_rank)
 
@@ -169,7 +171,9 @@ def broadcast_optimizer_state(
     payload, trouble = b"", None
     if replicas.rank == root_rank:
         try:
-            payload = _saved(optimizer.state_dict())
+            buffer = io.BytesIO()
+            torch.save(optimizer.state_dict(), buffer)
+            payload = buffer.getvalue()
         except Exception as error:
             trouble = error  # told to all first
     content = broadcast_object(replicas.communicator, payload, root_rank)
@@ -210,15 +214,3 @@ def _as_saved(loaded: Any, saved: Any) -> Any:
     if type(loaded) in (list, tuple):
         return type(loaded)(map(_as_saved, loaded, saved))
     return loaded
-
-
-def _saved(state: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
-def _shown(pair: Any) -> str:
-    if isinstance(pair, (tuple, list)) and len(pair) == 2:
-        return f"{pair[0]!r} of {type(pair[1]).__name__}"
-    return f"a {type(pair).__name__}"

@@ -16,7 +16,7 @@ from mpidist.errors import UnsupportedDtypeError, quoted
 from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import crossing, cuda
 from mpidist.frameworks.torch.replicas import replicas_of
-from mpidist.frameworks.torch.tensors import array_of, bits_of, check_memory, flat_of, is_known, tensor_of
+from mpidist.frameworks.torch.tensors import array_of, check_memory, flat_of, integers_of, is_known, tensor_of
 from mpidist.options import ReduceOp
 
 
@@ -137,7 +137,7 @@ def _moved(replicas: Replicas, what: str, tensor: torch.Tensor) -> Any:
     if is_known(tensor.dtype):
         return array_of(tensor)
     replicas.check(what, [("the tensor", str(tensor.dtype).replace("torch.", ""), ())])
-    return bits_of(tensor)
+    return array_of(integers_of(tensor.detach()))
 
 
 def _as_given(array: Any, tensor: torch.Tensor) -> torch.Tensor:

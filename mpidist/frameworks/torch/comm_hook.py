@@ -85,14 +85,23 @@ def of_hook(state: Any, hook: Any) -> Compression | None:
 def of_mixed_precision(given: Any) -> Compression | None:
     """Return the compression for the `reduce_dtype` of PyTorch's settings.  Local.
 
-    NotImplementedError where they cast parameters or buffers, or reduce in a dtype that is no shorter float.
+    TypeError for anything else.  NotImplementedError where they cast parameters, buffers or outputs, or reduce in a
+    dtype that is no shorter float.
     """
-    cast = [name for name in ("param_dtype", "buffer_dtype") if getattr(given, name, None) is not None]
-    dtype = getattr(given, "reduce_dtype", None)
+    dtypes = [getattr(given, name, False) for name in ("param_dtype", "reduce_dtype")]
+    if isinstance(given, type) or not all(each is None or isinstance(each, torch.dtype) for each in dtypes):
+        raise TypeError(
+            f"mixed_precision={quoted(given)}: it is None, or PyTorch's settings with dtypes as param_dtype and "
+            "reduce_dtype, such as torch.distributed.fsdp.MixedPrecision(reduce_dtype=torch.float16); or leave it out, "
+            "and give compression=mpidist.compression.Float16()"
+        )
+    others = ("param_dtype", "buffer_dtype", "output_dtype")
+    cast = any(getattr(given, name, None) is not None for name in others)
+    dtype = given.reduce_dtype
     if cast or (dtype is not None and dtype not in _OF_DTYPE):
         raise NotImplementedError(
-            f"mixed_precision={quoted(given)}: mpidist.torch.DistributedDataParallel casts neither parameters nor "
-            "buffers, and reduces in float16 or bfloat16 if asked. Compute inside of torch.autocast, and give "
-            "reduce_dtype alone, or compression=mpidist.compression.Float16()"
+            f"mixed_precision={quoted(given)}: mpidist.torch.DistributedDataParallel casts no parameters, "
+            "buffers or outputs, and reduces in float16 or bfloat16 if asked. Compute inside of torch.autocast, and "
+            "give reduce_dtype alone, or compression=mpidist.compression.Float16()"
         )
     return _OF_DTYPE[dtype]() if dtype is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 from zlib import crc32
@@ -59,10 +60,7 @@ def check_equal(replicas: Replicas, what: str, named: Sequence[Named]) -> None:
     check_alike(replicas, f"{what}: new parameters", named)
     if replicas.size == 1:
         return
-    found = replicas.communicator.exchange(
-        numpy.array(_sums_of([each for _, each in named]), numpy.uint32).tobytes(), what
-    )
-    sums = [numpy.frombuffer(each, numpy.uint32) for each in found]
+    sums = _sums_by_rank(replicas, named, what)
     for number, (name, _) in enumerate(named):
         if others := [rank for rank, each in enumerate(sums) if each[number] != sums[0][number]]:
             where = listed(map(str, others))
@@ -112,53 +110,41 @@ class StepComparison:
             raise ValueError(f"check_every={every!r}: it is a number of reductions, or 0 for never")
         self._replicas, self._named, self._every, self._count = replicas, named, every, 0
         self._is_in_doubt = False  # parameters were found to differ, and no step was made since
-        self._own = None if optimizer is None else _Groups(optimizer)
+        self._is_of_one = optimizer is not None
         self._known: WeakKeyDictionary[torch.optim.Optimizer, _Groups] = WeakKeyDictionary()
         # since the last reduction, and before it: then ranks are known to have made the same steps
         self._noted: dict[torch.optim.Optimizer, _Groups] = {}
-        self._ready: dict[torch.optim.Optimizer, _Groups] = {}
-        self._told: list[_Groups] = []
+        self._ready: list[_Groups] = [] if optimizer is None else [_Groups(optimizer)]
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note that an optimizer has made a step with the gradients.  Local."""
-        if self._own is None and optimizer not in self._noted:
+        if not self._is_of_one and optimizer not in self._noted:
             if optimizer not in self._known:
                 self._known[optimizer] = _Groups(optimizer)
             self._noted[optimizer] = self._known[optimizer]
 
     def _digest(self) -> int:
         """Return 64 bits that stand for the hyperparameters; 0 where none are known."""
-        if self._own is not None:
-            return self._own.digest()
         digest = 0
-        for groups in self._ready.values():
+        for groups in self._ready:
             digest = (digest * _ODD + groups.digest()) % 2**64
-        self._told = list(self._ready.values())
         return digest
 
     def are_compared(self) -> None:
         """Take note that a reduction, with which hyperparameters were compared, has come to its end.  Local."""
-        self._ready, self._noted = self._noted, {}
-
-    def _say(self) -> FactsAndAdvice:
-        if self._own is not None:
-            return self._own.facts(""), _ADVICE
-        several = len(self._told) > 1
-        named = [(f" of optimizer {number}" if several else "", each) for number, each in enumerate(self._told)]
-        return [each for name, groups in named for each in groups.facts(name)], _ADVICE
+        if not self._is_of_one:
+            self._ready, self._noted = [*self._noted.values()], {}
 
     def compare_groups(self, bound: Any = None) -> None:
         """Have the hyperparameters compared with a bound collective; where it cannot, compare them now.  Collective."""
         if self._replicas.size == 1:
             self._noted.clear()
             return
-        call = getattr(bound, "call", None)
-        if call is not None:
-            call.compare_too(self._digest(), self._say)
-        else:
-            own = self._replicas.communicator.call("param_groups")
-            own.compare_too(self._digest(), self._say)
-            self._replicas.communicator.check(own)
+        communicator, call = self._replicas.communicator, getattr(bound, "call", None)
+        own = communicator.call("param_groups") if call is None else call
+        own.compare_too(self._digest(), partial(_facts_of, self._ready))
+        if call is None:
+            communicator.check(own)
 
     def compare_parameters(self) -> None:
         """Compare the parameters, if it is time to; what differs in a backward pass may be alike behind the step.
@@ -191,13 +177,9 @@ class StepComparison:
     def _differing(self) -> list[tuple[str, torch.Tensor, tuple[int, ...]]]:
         """Return the parameters that differ, each with its sums on all ranks.  Collective."""
         named = [pair for pair in self._named() if pair[1].layout is torch.strided]
-        sums = _sums_of([each for _, each in named])
-        answers = self._replicas.communicator.exchange(
-            numpy.array(sums, numpy.uint32).tobytes(), "sums of the parameters"
-        )
-        if len({*answers}) == 1:
+        by_rank = _sums_by_rank(self._replicas, named, "sums of the parameters")
+        if all(each == by_rank[0] for each in by_rank):
             return []
-        by_rank = [numpy.frombuffer(each, numpy.uint32).tolist() for each in answers]
         if len({*map(len, by_rank)}) > 1:
             check_alike(self._replicas, "parameters", named)
         pairs = zip(named, zip(*by_rank, strict=True), strict=True)
@@ -227,6 +209,12 @@ class StepComparison:
             "Change parameters, and the optimizer's state, on all ranks alike, or broadcast them afterwards "
             "(broadcast_parameters, broadcast_optimizer_state); check_every=0 compares nothing"
         )
+
+
+def _sums_by_rank(replicas: Replicas, named: Sequence[Named], what: str) -> list[list[int]]:
+    """Return the sums of the tensors on each rank.  Collective."""
+    own = numpy.array(_sums_of([each for _, each in named]), numpy.uint32)
+    return [numpy.frombuffer(each, own.dtype).tolist() for each in replicas.communicator.exchange(own.tobytes(), what)]
 
 
 def _sums_of(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -278,15 +266,11 @@ class _Groups:
         self._told: list[str] = []
         self._is_fixed, self._digest = False, 0
 
-    def _now(self) -> list[Any]:
-        optimizer = self._optimizer()
-        assert optimizer is not None  # it owns what calls this
-        keys = self._keys
-        return [group.get(key) for group in optimizer.param_groups for key in keys]
-
     def digest(self) -> int:
         """Return 64 bits that stand for all values; those that cannot change by themselves are looked at once."""
-        values = self._now()
+        optimizer = self._optimizer()
+        assert optimizer is not None  # it owns what calls this
+        values = [group.get(key) for group in optimizer.param_groups for key in self._keys]
         types = list(map(type, values))
         if self._is_fixed and types == self._types:
             if values == self._values:
@@ -305,6 +289,13 @@ class _Groups:
         names = ((number, key) for number in range(len(self._told) // max(1, len(self._keys))) for key in self._keys)
         told = zip(names, self._told, strict=True)
         return [fact(f"{key!r} of group {number}{name}", value) for (number, key), value in told]
+
+
+def _facts_of(told: Sequence[_Groups]) -> FactsAndAdvice:
+    """Return the hyperparameters of optimizers, and what to do where they differ."""
+    several = len(told) > 1
+    named = [(f" of optimizer {number}" if several else "", each) for number, each in enumerate(told)]
+    return [each for name, groups in named for each in groups.facts(name)], _ADVICE
 
 
 def _is_fixed(value: Any) -> bool:

@@ -20,11 +20,11 @@ from mpidist.frameworks.torch import comm_hook
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.contents import Contents
-from mpidist.frameworks.torch.join import BUFFERS, Joining
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap
+from mpidist.frameworks.torch.join import BUFFERS, Joining, sole_block
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import watch_steps
-from mpidist.frameworks.torch.tensors import trainable
+from mpidist.frameworks.torch.tensors import Named, trainable
 from mpidist.options import ReduceOp
 
 #: What PyTorch's own class puts before the names of the module's tensors.
@@ -120,7 +120,6 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             raise ValueError("process_group: mpidist knows its ranks from MPI; leave it out")
         if not any(each.requires_grad for each in module.parameters()):
             raise RuntimeError("DistributedDataParallel is not needed: no parameter of the module requires a gradient")
-        check_overlap(overlap)
         if mixed_precision is not None:
             if compression is not None:
                 raise ValueError("compression and mixed_precision both say how gradients are coded; give one of them")
@@ -128,26 +127,25 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         self.module, self.broadcast_buffers, self._has_hook = module, broadcast_buffers, False
         replicas = replicas_of(strategy)
         check_alike(replicas, "DistributedDataParallel", trainable(module.named_parameters()))
+
+        def named() -> list[Named]:
+            return list(module.named_parameters())
+
         self._reduction = GradientReduction(
             replicas,
-            lambda: list(module.named_parameters()),
+            named,
             ReduceOp.of_gradients(op).verb,
             f"DistributedDataParallel({type(module).__name__})",
             staging=staging,
             compression=compression,
-            overlaps=overlap != "none",
+            overlap=overlap,
+            comparison=StepComparison(replicas, named, check_every),
         )
-        self._reduction.comparison = StepComparison(replicas, lambda: list(module.named_parameters()), check_every)
-        self._buffers_of_rank_0 = BufferBroadcast(replicas, module)
         self._contents = Contents(module)
         self._versions: tuple[MutableMapping[str, Any], dict[str, Any]] = {}, {}
         self.register_load_state_dict_post_hook(_end_of_load)
-        self._begin(replicas, init_sync)
-
-    def _begin(self, replicas: Replicas, init_sync: bool) -> None:
-        """Begin with rank 0's parameters and buffers, and see the steps of optimizers.  Collective."""
         if init_sync:
-            broadcast_module(replicas, self.module)
+            broadcast_module(replicas, module)
         watch_steps(self._reduction)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,12 +165,12 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
     def _share_buffers(self) -> None:
         """Give all replicas the buffers of the first that has rows.  Collective."""
-        joining = self._reduction.joining
+        joining, replicas = self._reduction.joining, self._reduction.replicas
         if joining is None:
-            self._buffers_of_rank_0()
-        elif self._buffers_of_rank_0.is_needed():
+            broadcast_buffers(replicas, self.module)
+        elif any(True for _ in self.module.buffers()):
             joining.announce(BUFFERS)
-            self._buffers_of_rank_0(joining.active[0])
+            broadcast_buffers(replicas, self.module, joining.active[0])
 
     @contextmanager
     def join(
@@ -183,10 +181,10 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
     ) -> Iterator[None]:
         """Let replicas have different numbers of batches in a ``with`` block: those that run out follow the others.
 
-        Behind the block all replicas have the parameters and buffers of those that had rows last, and so have their
-        optimizers the states, but for one that has made no step at all: a RuntimeWarning tells of it.  A GradScaler is
-        not known here: give all ranks the state of that of a rank that had rows last, before the next pass.  One small
-        all-reduce more is made for each forward and backward pass.
+        Behind the block all replicas have the parameters, buffers and gradients of those that had rows last, and so
+        have their optimizers the states, but for one that has made no step at all: a RuntimeWarning tells of it.  A
+        GradScaler is not known here: give all ranks the state of that of a rank that had rows last, before the next
+        pass.  One small all-reduce more is made for each forward and backward pass.
 
         Collective: every rank enters it in the same order.
 
@@ -198,18 +196,29 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             False does nothing.
         throw_on_early_termination : bool
             Whether a replica that runs out before others is a RuntimeError on all.
+
+        Raises
+        ------
+        RuntimeError
+            A block inside of another, of whichever model.  On all ranks: gradients that were reduced are changed in
+            place, to other values on other ranks, when the block ends and a replica has run out before.
         """
-        if not enable or self._reduction.replicas.size == 1:
+        if not enable:
             yield
             return
         reduction = self._reduction
-        reduction.joining = Joining(reduction.replicas, throw_on_early_termination, divide_by_initial_world_size)
-        try:
-            yield
-            self._follow(reduction.joining)
-        finally:
-            reduction.joining = None
-            reduction.restart()
+        with sole_block():
+            if reduction.replicas.size == 1:
+                yield
+                return
+            joining = Joining(reduction.replicas, throw_on_early_termination, divide_by_initial_world_size)
+            reduction.joining = joining
+            try:
+                yield
+                self._follow(joining)
+            finally:
+                reduction.joining = None
+                reduction.steps = 0
 
     def join_hook(self, **kwargs: Any) -> NoReturn:
         """Refuse PyTorch's ``with Join([model, ...])``, which works on a process group.  Local.
@@ -254,22 +263,21 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
     def _follow(self, joining: Joining) -> None:
         """Take part in what others do, and end with what they have.  Collective."""
 
+        reduction = self._reduction
+
         def take_buffers() -> None:
-            self._buffers_of_rank_0(joining.active[0])
+            broadcast_buffers(reduction.replicas, self.module, joining.active[0])
 
-        def give_no_gradients(is_weighted: bool) -> None:
-            for parameter in self.module.parameters():
-                parameter.grad = None
-            self._reduction.follow(is_weighted)
-
-        root = joining.follow((take_buffers, partial(give_no_gradients, False), partial(give_no_gradients, True)))
-        broadcast_module(self._reduction.replicas, self.module, root)
+        root = joining.follow((take_buffers, partial(reduction.follow, False), partial(reduction.follow, True)))
+        broadcast_module(reduction.replicas, self.module, root)
         self._share_states(root)
+        if joining.followers:
+            reduction.catch_up(root, joining.followers)
 
     def _share_states(self, root: int) -> None:
         """Give the states of rank `root`'s optimizers to replicas that have made fewer steps.  Collective."""
         reduction = self._reduction
-        replicas, optimizers = reduction.replicas, reduction.optimizers()
+        replicas, optimizers = reduction.replicas, reduction.origins.optimizers()
         own = reduction.steps, [_has_state(each) for each in optimizers]
         raw = replicas.communicator.exchange(json.dumps(own).encode(), "steps inside of join()")
         told = [json.loads(each) for each in raw]
@@ -345,20 +353,10 @@ def _end_of_load(model: Any, keys: Any) -> None:
     model._versions = {}, {}
 
 
-class BufferBroadcast:
-    """Gives all replicas the buffers of rank 0's module, such as the moving averages of batch normalization."""
-
-    def __init__(self, replicas: Replicas, module: torch.nn.Module) -> None:
-        self._replicas, self._module = replicas, module
-
-    def __call__(self, root: int = 0) -> None:
-        """Broadcast the buffers.  Collective: every rank calls it in the same order."""
-        if self.is_needed():
-            broadcast_tensors(self._replicas, list(self._module.named_buffers()), root, is_checked=True)
-
-    def is_needed(self) -> bool:
-        """Return whether there are buffers, and others to have them.  Local."""
-        return self._replicas.size > 1 and any(True for _ in self._module.buffers())
+def broadcast_buffers(replicas: Replicas, module: torch.nn.Module, root: int = 0) -> None:
+    """Give all replicas the buffers of rank `root`'s module, such as averages of batch normalization.  Collective."""
+    if replicas.size > 1 and (named := list(module.named_buffers())):
+        broadcast_tensors(replicas, named, root, is_checked=True)
 
 
 def broadcast_module(replicas: Replicas, module: torch.nn.Module, root: int = 0) -> None:

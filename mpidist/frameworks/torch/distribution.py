@@ -11,7 +11,7 @@ import numpy
 import torch
 
 from mpidist.frameworks.replicas import Replicas
-from mpidist.frameworks.torch.data_parallel import BufferBroadcast, DistributedDataParallel, broadcast_module
+from mpidist.frameworks.torch.data_parallel import DistributedDataParallel, broadcast_buffers, broadcast_module
 from mpidist.frameworks.torch.optimizer import DistributedOptimizer
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.training.losses import shape_of_weights
@@ -54,7 +54,7 @@ def distribute(strategy: Any, objects: Sequence[Any], **options: Any) -> list[An
             distributed.append(obj)
         else:
             made = DistributedOptimizer(obj, _names_of(modules, obj), **options)
-            made._look_after(modules)
+            made._reduction.look_after(modules)
             distributed.append(made)
     return distributed
 
@@ -119,12 +119,12 @@ class _BufferSharing:
     """Has every forward pass in training of one module begin with rank 0's buffers; copies of it are plain modules."""
 
     def __init__(self, replicas: Replicas, module: torch.nn.Module) -> None:
-        self._broadcast, self._module = BufferBroadcast(replicas, module), ref(module)
+        self._replicas, self._module = replicas, ref(module)
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
         is_own = self._module() is module
         if is_own and module.training and torch.is_grad_enabled():
-            self._broadcast()
+            broadcast_buffers(self._replicas, module)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial, (_share_nothing,)

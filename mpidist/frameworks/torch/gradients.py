@@ -212,15 +212,12 @@ class GradientList:
 
     def _flat(self, number: int, gradient: Any) -> torch.Tensor:
         """Return a gradient where it is reduced, or what is reduced in its place."""
-        if gradient is None or gradient.layout is not torch.strided or not self._is_reduced_there(gradient):
-            return self._dense_of(number, gradient)
-        found: torch.Tensor = gradient.detach()
-        return found
-
-    def _is_reduced_there(self, gradient: torch.Tensor) -> bool:
-        """Return whether a gradient is reduced where it lies."""
-        is_near = gradient.device == self._place if self._on_device else is_on_host(gradient)
-        return is_near and is_flat(gradient)
+        if gradient is not None and gradient.layout is torch.strided:
+            is_near = gradient.device == self._place if self._on_device else is_on_host(gradient)
+            if is_near and is_flat(gradient):
+                found: torch.Tensor = gradient.detach()
+                return found
+        return self._dense_of(number, gradient)
 
     def _dense_of(self, number: int, gradient: torch.Tensor | None) -> torch.Tensor:
         """Return what is reduced in place of a gradient that is missing, sparse, or lies elsewhere."""

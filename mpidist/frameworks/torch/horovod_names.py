@@ -128,8 +128,7 @@ def allreduce(
     if average is not None:
         op = Average if average else Sum
     found = collectives.all_reduce(_times(tensor, prescale_factor), Average if op is None else op, compression)
-    found = _times(found, postscale_factor)
-    return found if found.dtype is tensor.dtype else found.to(tensor.dtype)
+    return _times(found, postscale_factor).to(tensor.dtype)
 
 
 def allreduce_(
@@ -210,8 +209,7 @@ def reducescatter(
     if compression is not None:
         raise ValueError(f"compression={compression!r}: reducescatter sends values as they are; leave it out")
     found = _scattered(_times(tensor, prescale_factor), op)
-    found = _times(found, postscale_factor)
-    return found if found.dtype is tensor.dtype else found.to(tensor.dtype)
+    return _times(found, postscale_factor).to(tensor.dtype)
 
 
 def _scattered(tensor: torch.Tensor, op: ReduceOp | str) -> torch.Tensor:
@@ -236,36 +234,18 @@ def _times(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return (tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()) * factor
 
 
-def _uncoded(reduce: Any, name: str) -> Any:
-    """Return an all-reduce with the parameters of Horovod's names in ``_async``, which have no compression."""
+def _uncoded(fn: Any, place: int) -> Any:
+    """Return a collective as Horovod's names in ``_async`` have it: without `compression`, which is at this place."""
 
-    def uncoded(
-        tensor: Any,
-        average: bool | None = None,
-        name: str | None = None,
-        op: ReduceOp | str | None = None,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        process_set: None = None,
-    ) -> Any:
-        return reduce(tensor, average, name, None, op, prescale_factor, postscale_factor, process_set)
+    def uncoded(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > place:
+            args = *args[:place], None, *args[place:]
+        else:
+            kwargs = dict(compression=None, **kwargs)
+        return fn(*args, **kwargs)
 
-    uncoded.__name__ = name
+    uncoded.__name__ = fn.__name__
     return uncoded
-
-
-def _uncoded_rows(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    op: ReduceOp | str = Average,
-    process_set: None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
-    return reducescatter(tensor, name, None, op, process_set, prescale_factor, postscale_factor)
-
-
-_uncoded_rows.__name__ = "reducescatter"
 
 
 def _started(fn: Any) -> Any:
@@ -278,11 +258,11 @@ def _started(fn: Any) -> Any:
     return start
 
 
-allreduce_async = _started(_uncoded(allreduce, "allreduce"))
-grouped_allreduce_async = _started(_uncoded(grouped_allreduce, "grouped_allreduce"))
+allreduce_async = _started(_uncoded(allreduce, 3))
+grouped_allreduce_async = _started(_uncoded(grouped_allreduce, 3))
 allgather_async, broadcast_async, alltoall_async = _started(allgather), _started(broadcast), _started(alltoall)
 allreduce_async_, broadcast_async_ = _started(allreduce_), _started(broadcast_)
-grouped_allreduce_async_, reducescatter_async = _started(grouped_allreduce_), _started(_uncoded_rows)
+grouped_allreduce_async_, reducescatter_async = _started(grouped_allreduce_), _started(_uncoded(reducescatter, 2))
 
 
 def synchronize(handle: Handle) -> Any:

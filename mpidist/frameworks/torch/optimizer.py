@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import ref
 
@@ -13,7 +14,7 @@ from mpidist.errors import quoted
 from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
-from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction, check_overlap
+from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import prepare_step, watch_others
 from mpidist.frameworks.torch.tensors import Named, trainable
@@ -69,7 +70,7 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
     Raises
     ------
     TypeError
-        What is given is no optimizer of PyTorch.
+        What is given is no optimizer of PyTorch; or an argument that there is not, which is named.
     ValueError
         Names that are not those of the optimizer's parameters; gradients that are reduced by something else already; or
         parameters on several devices, without `staging`.
@@ -96,7 +97,19 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
                 "are not seen. Have it call super().__init__(params, defaults); where it wraps another optimizer, "
                 f"give that one: {type(optimizer).__name__}(DistributedOptimizer(inner))"
             )
-        return _changed(optimizer)
+        try:
+            inspect.signature(DistributedOptimizer.__init__).bind(None, optimizer, *args, **kwargs)
+        except TypeError as error:  # as long as the optimizer is as it was
+            raise TypeError(
+                f"DistributedOptimizer: {error}; help(mpidist.torch.DistributedOptimizer) has all"
+            ) from None
+        kind: Any = type(optimizer)
+        # for the methods: a class that is made of its own and this one
+        optimizer.__class__ = type(
+            kind.__name__, (DistributedOptimizer, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__}
+        )
+        assert isinstance(optimizer, DistributedOptimizer)
+        return optimizer
 
     def __init__(
         self,
@@ -117,21 +130,21 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         strategy: Any = None,
     ) -> None:
         try:
-            _check_asked(op, gradient_predivide_factor, process_set, overlap)
+            _check_asked(op, gradient_predivide_factor, process_set)
             replicas = replicas_of(strategy)
             module = module_of(named_parameters)
             others = None if named_parameters is None else list(named_parameters)
-            self._listing = _Listing(self, _names(others, self.param_groups))
+            self._listing = _listing_of(self, _names(others, self.param_groups))
             check_alike(replicas, "DistributedOptimizer", trainable(self._listing()))
             self._reduction = GradientReduction(
                 replicas,
                 self._listing,
                 ReduceOp.of_gradients(op).verb,
                 f"DistributedOptimizer({type(self).__name__})",
-                *(backward_passes_per_step, staging, sparse_as_dense, compression, overlap != "none"),
+                *(backward_passes_per_step, staging, sparse_as_dense, compression, overlap),
+                comparison=StepComparison(replicas, self._listing, check_every, self),
             )
-            self._reduction.comparison = StepComparison(replicas, self._listing, check_every, self)
-            self._look_after([] if module is None else [module])
+            self._reduction.look_after([] if module is None else [module])
         except BaseException:
             self.__class__ = type(self).__bases__[1]  # what was given is as it was
             raise
@@ -144,11 +157,10 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         has_state = replicas.communicator.exchange(b"1" if self.state else b"0", "DistributedOptimizer")
         if b"1" in has_state:
             broadcast_optimizer_state(self, replicas=replicas)
-        assert self._reduction.comparison is not None
         self._reduction.comparison.compare_groups()
         # hooks, so that they run also where a scheduler has put a function of its own in the place of `step`
-        self.register_step_pre_hook(_before_step)
-        self.register_step_post_hook(_after_step)
+        self.register_step_pre_hook(lambda own, args, kwargs: prepare_step(own._reduction, own, args, kwargs))
+        self.register_step_post_hook(lambda own, args, kwargs: own._reduction.after_step(own))
         watch_others(self._reduction)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -170,13 +182,6 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         )
         self._reduction.adopt()
 
-    def _stepper(self) -> Any:
-        return self
-
-    def _look_after(self, modules: Sequence[torch.nn.Module]) -> None:
-        """Find parameters, from now on, that come into these modules and that nobody reduces.  Local."""
-        self._reduction.look_after(modules)
-
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accumulate so many backward passes before gradients are reduced, from the next step on.
 
@@ -189,38 +194,28 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
         return _plain, (type(self).__bases__[1],), self.__getstate__()
 
 
-class _Listing:
-    """The named parameters that an optimizer has now."""
+def _listing_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Callable[[], Sequence[Named]]:
+    """Return what lists the named parameters that an optimizer has then."""
+    found = ref(optimizer)
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> None:
-        self._optimizer, self._names = ref(optimizer), names
-
-    def __call__(self) -> Sequence[Named]:
-        optimizer = self._optimizer()
-        assert optimizer is not None  # it owns what calls this
+    def listing() -> Sequence[Named]:
+        owner = found()
+        assert owner is not None  # it owns what calls this
         return [
-            (self._names.get(id(each)) or f"parameter {number} of group {group_number}", each)
-            for group_number, group in enumerate(optimizer.param_groups)
+            (names.get(id(each)) or f"parameter {number} of group {group_number}", each)
+            for group_number, group in enumerate(owner.param_groups)
             for number, each in enumerate(group["params"])
         ]
 
-
-def _changed(optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
-    """Return the optimizer itself, of a class that is made of its own and `DistributedOptimizer`, for the methods."""
-    cls: Any = type(optimizer)
-    made = type(cls.__name__, (DistributedOptimizer, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
-    optimizer.__class__ = made
-    assert isinstance(optimizer, DistributedOptimizer)
-    return optimizer
+    return listing
 
 
 def _plain(cls: Any) -> Any:
     return cls.__new__(cls)
 
 
-def _check_asked(op: Any, predivide: float, process_set: Any, overlap: str) -> None:
+def _check_asked(op: Any, predivide: float, process_set: Any) -> None:
     """Raise for what is not there."""
-    check_overlap(overlap)
     if not predivide > 0:
         raise ValueError(f"gradient_predivide_factor={predivide}: it is more than 0")
     if predivide != 1.0 and ReduceOp.of_gradients(op) is not ReduceOp.MEAN:
@@ -254,11 +249,3 @@ def _names(named: Sequence[Named] | None, groups: Sequence[dict[str, Any]]) -> d
             "the names of all, or none"
         )
     return names_by_id
-
-
-def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return prepare_step(optimizer._reduction, optimizer, args, kwargs)
-
-
-def _after_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    optimizer._reduction.after_step(optimizer)

@@ -33,13 +33,13 @@ class GradientOrigins:
     def bind(self, parameters: Sequence[torch.Tensor]) -> None:
         """Take these parameters from now on."""
         self.parameters = parameters
-        self._divide([each.optimizer() for each in self._shares])
+        self._divide(self.optimizers())
         self.mark()
 
     def take(self, optimizer: Any) -> None:
         """Take note that an optimizer has made a step: it has a share of the parameters."""
         if not any(each.optimizer() is optimizer for each in self._shares):
-            self._divide([*(each.optimizer() for each in self._shares), optimizer])
+            self._divide([*self.optimizers(), optimizer])
             self.mark()
 
     def optimizers(self) -> list[Any]:
@@ -51,12 +51,11 @@ class GradientOrigins:
         before, self._shares = self._shares, []
         taken: set[int] = set()
         for optimizer in optimizers:
-            if optimizer is not None:  # else it was dropped
-                ids = {id(each) for group in optimizer.param_groups for each in group["params"]}
-                own = [each for each in self.parameters if id(each) in ids]
-                found = next((each for each in before if each.optimizer() is optimizer), self._rest)
-                self._shares.append(_Share(optimizer, own, found))
-                taken |= ids
+            ids = {id(each) for group in optimizer.param_groups for each in group["params"]}
+            own = [each for each in self.parameters if id(each) in ids]
+            found = next((each for each in before if each.optimizer() is optimizer), self._rest)
+            self._shares.append(_Share(optimizer, own, found))
+            taken |= ids
         self._rest = _Share(None, [each for each in self.parameters if id(each) not in taken], self._rest)
 
     def _of(self, optimizer: Any) -> list[_Share]:

@@ -12,10 +12,10 @@ quicker kind is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
-from weakref import WeakMethod, finalize, ref
+from weakref import WeakMethod, finalize
 from zlib import crc32
 
 import numpy
@@ -105,9 +105,15 @@ class Overlap:
         self._bucket_of = {id(self._parameters[each]): n for n, found in enumerate(self._members) for each in found}
         self._missed = 0
         self._reset()
-        hook = _hook_of(self)
-        handles = [each.register_post_accumulate_grad_hook(hook) for each in self._parameters]
-        finalize(self, _remove, handles)
+        came = WeakMethod(self.came)
+
+        def hook(parameter: torch.Tensor) -> None:
+            known = came()
+            if known is not None:
+                known(parameter)
+
+        for each in self._parameters:
+            finalize(self, each.register_post_accumulate_grad_hook(hook).remove)
 
     def _reset(self) -> None:
         """Wait for the first gradient of the next pass."""
@@ -124,7 +130,8 @@ class Overlap:
         if self._is_spoiled:
             return
         number, key = current_pass(), id(parameter)
-        if self._pass < 0 and self._may_begin_now():
+        may_begin = self._may_begin() if self._pass < 0 else None
+        if may_begin is not None and may_begin():
             self._pass = number
         if number != self._pass or key in self._come:  # not all, or not the last, that is reduced next
             self._is_spoiled = True
@@ -135,10 +142,6 @@ class Overlap:
             self._copy(len(self._copied))
         if self._copied and not self._is_spoiled:
             self._sums.move_on(len(self._copied))
-
-    def _may_begin_now(self) -> bool:
-        may_begin = self._may_begin()
-        return may_begin is not None and bool(may_begin())
 
     def _copy(self, index: int) -> None:
         """Copy the gradients of a bucket to where they are summed, zeros for those that there are not."""
@@ -190,15 +193,13 @@ class Overlap:
 
     def _complete(self) -> bool:
         """Copy the buckets that lack gradients, and return whether those copied before are as they were."""
-        kept = len(self._copied)
-        if self._is_spoiled or any(_has_changed(*each) for index in range(kept) for each in self._pairs(index)):
+        copied = ((self._of_bucket(index), sums) for index, sums in enumerate(self._copied))
+        pairs = (pair for each in copied for pair in zip(*each, strict=True))
+        if self._is_spoiled or any(_has_changed(*each) for each in pairs):
             return False
         while len(self._copied) < len(self._members) and not self._is_spoiled:
             self._copy(len(self._copied))
         return not self._is_spoiled
-
-    def _pairs(self, index: int) -> Iterator[tuple[torch.Tensor, int | None]]:
-        return zip(self._of_bucket(index), self._copied[index], strict=True)
 
     def _put_in_place(self) -> None:
         """Put the sums, or means, in place of the gradients that any replica has."""
@@ -216,23 +217,6 @@ class Overlap:
             array[...] = values.reshape(array.shape)
         else:
             numpy.multiply(values.reshape(array.shape), self._scale, out=array)
-
-
-def _hook_of(overlap: Overlap) -> Callable[[torch.Tensor], None]:
-    """Return what parameters call, which does not keep what it tells."""
-    found = ref(overlap)
-
-    def hook(parameter: torch.Tensor) -> None:
-        known = found()
-        if known is not None:
-            known.came(parameter)
-
-    return hook
-
-
-def _remove(handles: list[Any]) -> None:
-    for each in handles:
-        each.remove()
 
 
 def _is_plain(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:

@@ -77,7 +77,7 @@ class GradientReduction:
 
     ``named()`` returns the (name, parameter) pairs that there are now, in the same order on all ranks.  Gradients of
     `passes` backward passes are accumulated before they are reduced.  With `staging` ``"host"`` tensors of a device
-    pass through host memory.  `overlaps`: reductions may be begun in the backward pass.
+    pass through host memory.  `overlap` ``"none"``: no reduction is begun in the backward pass.
 
     `parts` is told how many rows the loss of this replica is the mean of; then the next mean over replicas, of which
     all say it, is weighted by rows.  `is_held`: gradients are only accumulated for now.  `is_skipped`: steps take the
@@ -96,8 +96,12 @@ class GradientReduction:
         staging: str | None = None,
         sparse_as_dense: bool = False,
         compression: Compression | None = None,
-        overlaps: bool = True,
+        overlap: str = "auto",
+        *,
+        comparison: StepComparison,
     ) -> None:
+        if overlap not in _OVERLAPS:
+            raise ValueError(f"overlap={overlap!r}: it is one of {', '.join(map(repr, _OVERLAPS))}")
         if compression is not None and not isinstance(compression, Compression):
             raise TypeError(
                 f"compression={quoted(compression)}: pass None, or a stage such as mpidist.compression.Float16(); an "
@@ -106,8 +110,7 @@ class GradientReduction:
         self.parts = RowParts(replicas, owner)
         self.is_held = self.is_skipped = False
         self.joining: Joining | None = None
-        self.comparison: StepComparison | None = None
-        self.replicas, self.op, self.owner = replicas, op, owner
+        self.replicas, self.op, self.owner, self.comparison = replicas, op, owner, comparison
         self._named, self._staging = named, staging
         self._unowned: list[UnownedParameters] = []
         self.accumulate(passes)
@@ -116,13 +119,14 @@ class GradientReduction:
         self._sparse: frozenset[int] = frozenset()
         self._watch = PassWatch(WeakMethod(self.begin_backward), WeakMethod(self.end_backward))
         self.ownership = Ownership(owner, named, self._watch.watch)
-        self._origins = GradientOrigins(op == "sum" and replicas.size > 1)
-        self._steps = 0
+        self.origins = GradientOrigins(op == "sum" and replicas.size > 1)
+        self.steps = 0  # by optimizers, since the beginning or the last `join`
         self._stepped: WeakSet[Any] = WeakSet()  # the optimizers that made a step since the last reduction
+        self._all_stepped = False  # or all are taken for such, as this replica has followed others
         self._last: tuple[str, float | None] = (op, None)
         self._crossed = crossing.count()
         self._number = replicas.next_number()
-        self._may_overlap = overlaps
+        self._may_overlap = overlap != "none"
         self._planned: tuple[Any, Plan | None] = None, None
         self.overlap: Overlap | None = None
         self.has_overlapped = False
@@ -133,23 +137,18 @@ class GradientReduction:
         check_memory(named, self._staging)
         self.ownership.take(named)
         self.ownership.watch()
-        names, parameters = [name for name, _ in named], [each for _, each in named]
-        if self._list is not None and names != self._list.names:
+        if self._list is not None and [name for name, _ in named] != self._list.names:
             self._sparse = frozenset()  # numbers of another list
-        self._list = GradientList(
-            self.replicas,
-            names,
-            parameters,
-            self._sparse,
-            self._sparse_as_dense,
-            self.compression,
-            f"of {self.owner} {self._number}",
-            self._staging,
-            None if self._list is None else self._list.waiting(),
-        )
+        waiting = None if self._list is None else self._list.waiting()
+        self._list = self._list_of(named, self.compression, waiting)
         self._times = StepTimes()
-        self._origins.bind(parameters)
+        self.origins.bind(self._list.parameters)
         return self._list
+
+    def _list_of(self, named: Sequence[Named], compression: Compression | None, waiting: Any = None) -> GradientList:
+        names, parameters = [name for name, _ in named], [each for _, each in named]
+        owner, kinds = f"of {self.owner} {self._number}", (self._sparse, self._sparse_as_dense)
+        return GradientList(self.replicas, names, parameters, *kinds, compression, owner, self._staging, waiting)
 
     def look_after(self, modules: Sequence[torch.nn.Module]) -> None:
         """Find parameters, from now on, that come into these modules and that nobody reduces.  Local."""
@@ -199,20 +198,20 @@ class GradientReduction:
             if not self.ownership.has(parameter):
                 return False
             now = [each for _, each in trainable(self._named())]
-            if not are_same(now, self._origins.parameters):
-                self._origins.bind(now)
-        if self._origins.begin(parameter, self._watch.is_open):
+            if not are_same(now, self.origins.parameters):
+                self.origins.bind(now)
+        if self.origins.begin(parameter, self._watch.is_open):
             self.parts.clear()
         return True
 
     def end_backward(self) -> None:
         """Reduce the gradients if this was the last pass before a step."""
-        origins = self._origins
+        origins = self.origins
         origins.passes += 1
         self.parts.note()
         is_mixed = origins.is_mixed()
         # added to those of a step that was made: of another loss, if they are set to zero next; else step() raises
-        is_foreign = is_mixed and self.op == "sum" and len(self._stepped) > 0
+        is_foreign = is_mixed and self.op == "sum" and self._is_stepped(None)
         if self.is_held or origins.passes < self._passes or is_foreign:
             origins.mark()
         else:
@@ -221,7 +220,7 @@ class GradientReduction:
     def _gives_all(self) -> bool:
         """Return whether the pass that is going on gives all that is reduced at its end, as it is.  Local."""
         is_other = self.is_held or self._passes > 1 or self.parts.said is not None or self.joining is not None
-        return not (is_other or self._origins.passes or self._origins.is_mixed())
+        return not (is_other or self.origins.passes or self.origins.is_mixed())
 
     def before_step(self, optimizer: Any, is_asked: bool = False) -> None:
         """Reduce what an optimizer would take that is not reduced yet; others may have made a backward pass.
@@ -233,7 +232,7 @@ class GradientReduction:
             return
         if self._is_inside():
             self.reduce(_Given(is_inside=True))  # which raises
-        origins, is_mixed = self._origins, self._origins.is_mixed(optimizer)
+        origins, is_mixed = self.origins, self.origins.is_mixed(optimizer)
         if origins.has_local:
             # a GradScaler has looked for infinities among gradients of this replica
             is_touched = origins.are_changed(optimizer) or getattr(optimizer, "found_inf", None) is not None
@@ -265,37 +264,24 @@ class GradientReduction:
         return [told for each in self._unowned if (told := each.found(taken))]
 
     def _is_stepped(self, optimizer: Any) -> bool:
-        return len(self._stepped) > 0 if optimizer is None else optimizer in self._stepped
+        return self._all_stepped or (len(self._stepped) > 0 if optimizer is None else optimizer in self._stepped)
 
     def after_step(self, optimizer: Any) -> None:
         """Take note that an optimizer has made its step.  Collective where parameters were found to differ before."""
-        self._steps += 1
+        self.steps += 1
         self._stepped.add(optimizer)
         if self.is_skipped:
             self._are_reduced()
-        if self.comparison is not None and self.joining is None:
+        if self.joining is None:
             self.comparison.note(optimizer)
             self.comparison.settle()
-        self._origins.take(optimizer)
+        self.origins.take(optimizer)
 
     def _are_reduced(self, is_twice: bool = False) -> None:
         """Take the gradients for reduced.  Local."""
-        self._origins.are_reduced(is_twice)
+        self.origins.are_reduced(is_twice)
         self._watch.is_open = False
         self.parts.forget()
-
-    @property
-    def steps(self) -> int:
-        """How many steps optimizers have made since `restart`.  Local."""
-        return self._steps
-
-    def optimizers(self) -> list[Any]:
-        """Return those that have made a step, in the order of their first ones.  Local."""
-        return self._origins.optimizers()
-
-    def restart(self) -> None:
-        """Count steps from the beginning, after each rank has made its own number of them.  Local."""
-        self._steps = 0
 
     def reduce(self, given: _Given = _Given(), is_at_end: bool = False) -> None:
         """Reduce the gradients, whatever has been done before.  Collective.
@@ -303,16 +289,15 @@ class GradientReduction:
         `is_at_end` says that a pass has given all of them.
         """
         if self.joining is not None and not given.is_joined:
-            self.joining.announce(GRADIENTS if self.parts.said is None else WEIGHTED)
-        bound, rows, compared = self._current(), self.parts.said, None
-        if self.joining is None and self.comparison is not None:
-            compared = self.comparison
+            self.joining.announce(GRADIENTS if self.parts.said is None else WEIGHTED, given.is_mixed)
+        bound, rows, compared = self._current(), self.parts.said, None if self.joining else self.comparison
+        if compared is not None:
             compared.compare_parameters()
         is_own = given.is_own and not given.is_aside and self.op == "sum" and self.replicas.size > 1
         digest = digest_of(bound.parameters) if is_own else b""
         aside = _put_aside(bound.parameters) if given.is_aside and self.replicas.size > 1 else []
         op, scale = self._last = self._weight()
-        notes, is_given = bound.notes, self._origins.has_local
+        notes, is_given = bound.notes, self.origins.has_local
         unowned = [told for each in self._unowned if (told := each.found())]
         self._tell(notes, given, len(digest) > 0, len(unowned) > 0)
         with torch.no_grad():
@@ -326,21 +311,22 @@ class GradientReduction:
         if notes[_TOUCHED]:
             self._take_touched(aside, given.is_touched)
         self._stepped.clear()
+        self._all_stepped = False
         self._are_reduced(self.op == "sum")
         if sparse != self._sparse:
             self._sparse = self._sparse | sparse
             self._bind(self.listed())
-            self._origins.mark()
+            self.origins.mark()
         if numpy.count_nonzero(notes) > 2:
             self._judge(notes, given.is_joined)
             if notes[_OWN]:
                 self._judge_own(digest or (b"passes" if is_given else b""))
         if aside and not notes[_NOT_LEFT]:
             _put_back(aside)
-            if notes[_CHANGED]:  # perhaps the user's own, put in the place of those
+            if notes[_CHANGED] and not given.is_joined:  # perhaps the user's own, put in the place of those
                 self.parts.said = rows
                 self.reduce(_Given(is_own=given.is_own))
-            self._origins.mark()
+            self.origins.mark()
 
     def _reduced(
         self, bound: GradientList, op: str, scale: float | None, compared: StepComparison | None, is_at_end: bool
@@ -389,7 +375,7 @@ class GradientReduction:
         notes.fill(0)
         if given.is_joined:
             return
-        notes[self._steps % _PHASES] = 1
+        notes[self.steps % _PHASES] = 1
         notes[_NOT_LEFT if given.is_touched or not given.is_aside else _LEFT] = 1
         notes[_CHANGED] = given.left is MarkState.CHANGED
         notes[_MIXED] = given.is_mixed
@@ -400,9 +386,49 @@ class GradientReduction:
 
     def follow(self, is_weighted: bool) -> None:
         """Take part in the others' reduction, with no rows.  Collective."""
+        assert self.joining is not None
         self.parts.forget()
         self.parts.said = 0.0 if is_weighted else None
-        self.reduce(_Given(is_joined=True))
+        # a mean over all is of gradients that have those in them that were reduced before, on all
+        is_again = self.joining.is_added and self.joining.by_all
+        self.reduce(_Given(MarkState.CLEARED if is_again else MarkState.KEPT, is_joined=True))
+
+    def catch_up(self, root: int, followers: Sequence[int]) -> None:
+        """Give followers the gradients of rank `root`, no follower, as if they had done to them what that did since.
+
+        Collective.  RuntimeError, on all ranks, where the others have changed gradients in place, and not alike.
+        """
+        origins, bound = self.origins, self._current()
+        kind = ("mixed" if origins.is_mixed() else "local") if origins.has_local else origins.left().name
+        present = 0 if origins.has_local else sum(each.grad is not None for each in bound.parameters)
+        own = b"%d %s" % (present, digest_of(bound.parameters)) if present else b""
+        is_due = origins.has_local or self._is_stepped(None)
+        own = b"%d %s %s" % (is_due, kind.encode(), own)
+        told = self.replicas.communicator.exchange(own, "gradients behind join()")
+        self._all_stepped, (_, kind, content) = told[root].startswith(b"1"), told[root].decode().split(" ", 2)
+        others = {each for rank, each in enumerate(told) if rank not in followers}
+        is_alike, is_kept = len(others) == 1, kind == MarkState.KEPT.name
+        if kind == "mixed" or (is_kept and any(each.split()[1].islower() for each in others)):
+            return  # they have what passes were added to
+        if not is_alike and (is_kept or kind == MarkState.CHANGED.name):
+            raise RuntimeError(
+                f"{self.owner}: gradients were changed in place since they were reduced, to other values on other "
+                f"ranks, when join() ended, and rank {listed(map(str, followers))} of {self.replicas.size} had run out "
+                "before. What is right there is not known. Change them alike on all ranks; have step() reduce those of "
+                "your own inside of the block; or call zero_grad() at its end"
+            )
+        aside = _put_aside(bound.parameters)
+        if is_alike and content:
+            if self.replicas.rank == root:
+                _put_back([(parameter, gradient.clone()) for parameter, gradient in aside])
+            plain = bound if self.compression is None else self._list_of(self.listed(), None)
+            plain.notes.fill(0)
+            with torch.no_grad():
+                plain.reduce("sum")
+        if self.replicas.rank not in followers:
+            _put_back(aside)
+        elif kind != MarkState.REPLACED.name:
+            _put_in_place(aside, is_kept)
 
     def _refuse_inside(self, is_inside: bool) -> NoReturn:
         """Raise on all replicas, as on some a step was to be made inside of a backward pass.  Collective."""
@@ -459,7 +485,7 @@ class GradientReduction:
     def _judge(self, notes: Any, is_joined: bool) -> None:
         """Raise on all replicas if what they have told makes the gradients wrong.  Collective."""
         if numpy.count_nonzero(notes[:_PHASES]) > 1:
-            told = self.replicas.communicator.exchange(b"" if is_joined else b"%d" % self._steps, "steps")
+            told = self.replicas.communicator.exchange(b"" if is_joined else b"%d" % self.steps, "steps")
             steps = ", ".join(f"rank {rank} {each.decode()}" for rank, each in enumerate(told) if each)
             raise CollectiveMismatchError(
                 f"{self.owner}: ranks are not in the same step when gradients are reduced. Steps made: {steps}. Each "
@@ -513,33 +539,9 @@ class GradientReduction:
                 f"{self.owner}: rows={rows} weights gradients of which some come from other replicas' losses, by "
                 "SyncBatchNorm. Divide each loss by the rows of the global batch (compute_average_loss), with op='sum'"
             )
-        if self.parts.is_open and self._origins.left() is MarkState.CLEARED:
+        if self.parts.is_open and self.origins.left() is MarkState.CLEARED:
             self.parts.clear()  # of another loss, whose gradients were set to zero
         return "sum", self.parts.part(rows)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Only accumulate gradients for the time of a ``with`` block.  Local."""
-        before, self.is_held = self.is_held, True
-        try:
-            yield
-        finally:
-            self.is_held = before
-
-    @contextmanager
-    def skipped(self) -> Iterator[None]:
-        """Have steps take the gradients as they are for the time of a ``with`` block.  Local."""
-        before, self.is_skipped = self.is_skipped, True
-        try:
-            yield
-        finally:
-            self.is_skipped = before
-
-
-def check_overlap(overlap: str) -> None:
-    """Raise ValueError unless that can be asked for.  Local."""
-    if overlap not in _OVERLAPS:
-        raise ValueError(f"overlap={overlap!r}: it is one of {', '.join(map(repr, _OVERLAPS))}")
 
 
 class GradientOwner:
@@ -550,25 +552,27 @@ class GradientOwner:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Only accumulate gradients in the passes of a ``with`` block; the next pass behind it reduces all.  Local."""
-        with self._reduction.held():
+        before, self._reduction.is_held = self._reduction.is_held, True
+        try:
             yield
+        finally:
+            self._reduction.is_held = before
 
     def synchronize(self) -> None:
         """Reduce the gradients now, if the backward passes have not done so, whatever was done to them since.
 
         Collective: every rank calls it in the same order.
         """
-        self._reduction.before_step(self._stepper(), is_asked=True)
+        self._reduction.before_step(self if isinstance(self, torch.optim.Optimizer) else None, is_asked=True)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Have ``step()`` take the gradients as they are, for the time of a ``with`` block.  Local."""
-        with self._reduction.skipped():
+        before, self._reduction.is_skipped = self._reduction.is_skipped, True
+        try:
             yield
-
-    def _stepper(self) -> Any:
-        """Return whose step is asked about; None for that of any optimizer."""
-        return None
+        finally:
+            self._reduction.is_skipped = before
 
     @property
     def has_overlapped(self) -> bool:
@@ -608,6 +612,15 @@ def _put_aside(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, t
     for parameter, _ in found:
         parameter.grad = None
     return found
+
+
+def _put_in_place(aside: Sequence[tuple[torch.Tensor, torch.Tensor]], is_kept: bool) -> None:
+    """Put parameters' gradients into those put aside, and these back; with `is_kept` equal ones are not touched."""
+    for parameter, gradient in aside:
+        if parameter.grad is not None:
+            if not (is_kept and torch.equal(parameter.grad.to_dense(), gradient.to_dense())):
+                gradient.copy_(parameter.grad)
+            parameter.grad = gradient
 
 
 def _put_back(aside: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

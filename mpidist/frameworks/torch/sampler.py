@@ -50,10 +50,11 @@ class DistributedSampler(torch.utils.data.Sampler[int]):
         drop_last: bool = False,
         padding: bool = True,
     ) -> None:
-        replicas = replicas_of() if num_replicas is None or rank is None else None
-        self.num_replicas = replicas.size if num_replicas is None and replicas is not None else num_replicas
-        self.rank = replicas.rank if rank is None and replicas is not None else rank
-        assert self.num_replicas is not None and self.rank is not None
+        if num_replicas is None or rank is None:
+            replicas = replicas_of()
+            num_replicas = replicas.size if num_replicas is None else num_replicas
+            rank = replicas.rank if rank is None else rank
+        self.num_replicas, self.rank = num_replicas, rank
         if not 0 <= self.rank < self.num_replicas:
             raise ValueError(f"rank {self.rank} is no rank of {self.num_replicas}")
         self.dataset, self.shuffle, self.seed, self.drop_last, self.padding = dataset, shuffle, seed, drop_last, padding
@@ -69,7 +70,6 @@ class DistributedSampler(torch.utils.data.Sampler[int]):
     @property
     def num_samples(self) -> int:
         """How many rows this replica reads."""
-        assert self.num_replicas is not None and self.rank is not None
         rows, replicas = len(self.dataset), self.num_replicas
         if self.drop_last:
             return rows // replicas
@@ -78,7 +78,6 @@ class DistributedSampler(torch.utils.data.Sampler[int]):
     @property
     def total_size(self) -> int:
         """How many rows all replicas read, repeated ones included."""
-        assert self.num_replicas is not None
         if self.drop_last or self.padding:
             return self.num_samples * self.num_replicas
         return len(self.dataset)
@@ -93,7 +92,6 @@ class DistributedSampler(torch.utils.data.Sampler[int]):
         total = self.total_size
         if total > rows and rows:
             order *= math.ceil(total / rows)
-        assert self.num_replicas is not None
         return iter(order[self.rank : total : self.num_replicas])
 
     def __len__(self) -> int:

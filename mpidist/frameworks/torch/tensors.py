@@ -17,9 +17,6 @@ from mpidist.packages import pip_install
 
 Named = tuple[str, torch.Tensor]
 
-#: What `staging` may be: nothing is copied, or tensors of a device pass through host memory.
-STAGING = (None, "host")
-
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -44,11 +41,6 @@ def bytes_of(tensor: torch.Tensor) -> Any:
     Any dtype has them, also those that NumPy does not know.
     """
     return array_of(flat_of(tensor).reshape(-1).view(torch.uint8))
-
-
-def bits_of(tensor: torch.Tensor) -> Any:
-    """Return the array that shares a contiguous tensor's memory, in the integers that are as long as its elements."""
-    return array_of(integers_of(tensor.detach()))
 
 
 def integers_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,7 +96,7 @@ def check_memory(named: Sequence[Named], staging: str | None) -> None:
     NotImplementedError for a tensor of another kind of device that the user has not asked to stage; ValueError for
     tensors on several devices; MissingDependencyError for CUDA tensors without CuPy.
     """
-    if staging not in STAGING:
+    if staging not in (None, "host"):
         raise ValueError(f"staging={staging!r}: it is None, or 'host'")
     if staging is not None or not named:
         return
