@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
 
 from mpidist import context
 from mpidist.hints import meant
@@ -27,6 +28,15 @@ from mpidist.optimizers.updates.variable_list import VariableLists
 from mpidist.variables import DistributedVariable
 
 _T = TypeVar("_T")
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+elif sys.version_info >= (3, 11):
+    from typing import Unpack
+else:
+
+    class Unpack(Generic[_T]):
+        """What `typing.get_type_hints` finds in Python 3.10, which has no ``Unpack``."""
 
 
 class OptionsButDecay(TypedDict, total=False):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist import context
 from mpidist.arrays import plain
+from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend
 from mpidist.collectives.persistent_collective import PersistentCollective
 from mpidist.collectives.structures import Paths, of_leaves, one_by_one
 from mpidist.options import CommunicationOptions, ReduceOp
@@ -15,7 +16,6 @@ from mpidist.variables.components import dense_component
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
-    from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend
     from mpidist.strategies.base import Strategy
     from mpidist.strategies.extended import StrategyExtended
 
@@ -35,7 +35,8 @@ class ReplicaCollectives(BoundCollectives):
     strategy : Strategy
     """
 
-    strategy: Strategy
+    if TYPE_CHECKING:  # hints find it in `ReplicaContext`
+        strategy: Strategy
 
     def _here(self) -> StrategyExtended:
         context.require_replica(self)
