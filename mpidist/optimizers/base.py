@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
 
 from mpidist import context
+from mpidist.collectives.exchange.plain import whole
 from mpidist.hints import meant
 from mpidist.optimizers.clipping import Clipping
 from mpidist.optimizers.gradient_stages import GradientStages
@@ -143,6 +144,10 @@ class Optimizer(Rule):
     @iterations.setter
     def iterations(self, value: int) -> None:
         if self._updates is not None:
+            name = f"{type(self).__name__}.iterations"
+            value = whole(value, name)
+            if not 0 <= value < 2**63:
+                raise ValueError(f"{name} must be from 0 to 2**63 - 1, got {value}; set the number of updates made")
             self._updates.iterations = value
         self._iterations = value
 
