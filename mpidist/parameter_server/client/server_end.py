@@ -17,6 +17,10 @@ from mpidist.transports.connections.waiting import Patience
 #: Requests with more bytes have memory of their own, for as long as they last.
 _KEPT_BYTES = 1 << 20
 
+#: Requests that a server answers when it is done with what the client has pushed, and what else that takes.
+_AFTER_PUSHES = ("step", "flush")
+_WITH_OTHERS = ", with the gradients of workers that push the same lists of variables in the same order"
+
 #: Errors of a server that are raised at the client as what they are.
 _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind
@@ -67,6 +71,8 @@ class ServerEnd:
     def take_policy(self, answer: dict[str, Any]) -> None:
         """Take note of what the server has said at first."""
         self.clients, self.has_clock, self.gathers = answer["clients"], answer["has_clock"], answer["gathers"]
+        if self.gathers:
+            self._patience.what += _WITH_OTHERS
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +165,8 @@ class ServerEnd:
             request["array"] = protocol.described(array)
             self.connection.send(protocol.pack(Kind.REQUEST, request), area, array.nbytes)
         while True:
-            message = self.connection.wait(f"{self._who} to answer {verb!r}", timeout_seconds)
+            others = _WITH_OTHERS if self.gathers and verb in _AFTER_PUSHES else ""
+            message = self.connection.wait(f"{self._who} to answer {verb!r}{others}", timeout_seconds)
             if message.header[0] != Kind.PUSH_FAILURE:
                 break
             self._failures.append(protocol.unpack(message.header))

@@ -147,7 +147,8 @@ class Requests:
         narrow = None if request["push_dtype"] is None else numpy.dtype(request["push_dtype"])
         for number in request["forgotten"]:
             peer.plans.pop(number, None)
-        peer.plans[request["number"]] = self._store.planned(PushPlan(tuple(dense), tuple(sparse), narrow))
+        plan = PushPlan(tuple(dense), tuple(sparse), narrow, request["digest"])
+        peer.plans[request["number"]] = self._store.planned(plan)
 
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
