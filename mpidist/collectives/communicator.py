@@ -231,6 +231,14 @@ class Communicator:
         """
         Once(self, call)(None, timeout_seconds)
 
+    def call_without_arrays(self, name: str, timeout_seconds: float | None = None) -> list[Any]:
+        """Return no results: a structure without arrays is a call too, or the next call would be taken for it.
+
+        Collective: every rank calls it in the same order; CollectiveMismatchError on all where some have arrays.
+        """
+        self.check(Call(name), timeout_seconds)
+        return []
+
     def barrier(self, what: str = "barrier", timeout_seconds: float | None = None) -> None:
         """Return when all ranks have come here.
 
@@ -311,8 +319,10 @@ class Communicator:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError, ValueError
         """
-        if adjustment == AS_IT_IS or not tensors:
-            return self.engine()(tensors, op, names, timeout_seconds) if tensors else []
+        if not tensors:
+            return self.call_without_arrays(f"all_reduce({op})", timeout_seconds)
+        if adjustment == AS_IT_IS:
+            return self.engine()(tensors, op, names, timeout_seconds)
         return adjusted_list(self, tensors, op, adjustment, timeout_seconds, names)
 
     def all_reduce_init(

@@ -487,6 +487,9 @@ class ReplicaContext(ReplicaCollectives):
             return extended.reduce_arrays(reduce_op, value, options)
 
         def collective(arrays: list[Any], paths: Paths) -> list[Any]:
+            if not arrays:
+                ranks, seconds = extended.collectives, extended.timeout_seconds(options)
+                return ranks.call_without_arrays(f"all_reduce({reduce_op.verb})", seconds)
             results = repeat(arrays, paths)
             if results is None:
                 results = extended.reduce_arrays(reduce_op, arrays, options, value_names(paths))
@@ -516,7 +519,10 @@ class ReplicaContext(ReplicaCollectives):
         extended = self.strategy.extended
         if type(value) is numpy.ndarray:  # the quick way for the commonest case
             return extended.gather_array(value, axis, options)
-        return by_leaf(value, "all_gather", lambda leaf, paths: extended.gather_array(leaf, axis, options, paths))
+        ranks, seconds = extended.collectives, extended.timeout_seconds(options)
+        return by_leaf(
+            ranks, "all_gather", seconds, value, lambda leaf, paths: extended.gather_array(leaf, axis, options, paths)
+        )
 
     def merge_call(
         self, merge_fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
