@@ -120,7 +120,9 @@ def test_no_pair_on_one_of_the_ranks(others):
 
     def on_rank():
         strategy = mpidist.MultiWorkerMirroredStrategy()
-        with pytest.raises(CollectiveMismatchError, match=r"rank 1 passed 1 tensor to all_reduce\(sum\), rank 0 passed 0"):
+        with pytest.raises(
+            CollectiveMismatchError, match=r"rank 1 passed 1 tensor to all_reduce\(sum\), rank 0 passed 0"
+        ):
             reduced(strategy, NOTHING["list"][mpidist.rank()])
         return [each.tolist() for each in reduced(strategy, others)]
 
