@@ -104,7 +104,10 @@ class ArrayCollectives:
 
     def checked_root(self, root: int, name: str) -> int:
         """Return the rank that a collective goes to or comes from, as an int; raise unless there is such a rank."""
-        return plain.checked_rank(root, self._ranks.size, f"{name}: root")
+        size = self._ranks.size
+        if type(root) is int and 0 <= root < size:  # quickly: short broadcasts take a few microseconds
+            return root
+        return plain.checked_rank(root, size, f"{name}: root")
 
     def _staged(
         self, like: Any, axis: int | None, bind: Callable[[Any], ArrayBound], in_place: bool = False
