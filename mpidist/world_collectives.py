@@ -15,7 +15,7 @@ from mpidist.collectives.persistent import Bound
 from mpidist.collectives.persistent_all_reduce import PersistentAllReduce
 from mpidist.collectives.persistent_collective import PersistentCollective
 from mpidist.collectives.reductions.adjustment import Adjustment
-from mpidist.collectives.structures import Paths, of_leaves, one_by_one
+from mpidist.collectives.structures import Paths, leaf_by_leaf, of_leaves
 from mpidist.options import ReduceOp
 from mpidist.world import launched_communicator, world_communicator
 
@@ -141,13 +141,12 @@ def broadcast(value: Any, root: int = 0, *, timeout_seconds: float | None = None
     CollectiveMismatchError, TransportTimeoutError, RankFailedError
         As for `all_reduce`.
     """
-    communicator = world_communicator()
+    ranks = world_communicator()
 
-    def collective(given: list[Any], paths: Paths) -> list[Any]:
-        leaves = one_by_one(given, paths)
-        return [communicator.broadcast_copy(leaf, root, timeout_seconds, compared) for leaf, compared in leaves]
+    def from_root(leaf: Any, paths: tuple[str, ...]) -> Any:
+        return ranks.broadcast_copy(leaf, root, timeout_seconds, paths)
 
-    return of_leaves(value, _array, collective)
+    return of_leaves(value, _array, leaf_by_leaf(ranks, "broadcast", timeout_seconds, from_root))
 
 
 def all_to_all(
@@ -259,7 +258,9 @@ def all_gather_init(like: Any, axis: int = 0, *, timeout_seconds: float | None =
     Text has one width on all ranks.
     """
     ranks = world_communicator()
-    return PersistentCollective(lambda leaf: ranks.all_gather_init(_array(leaf), axis), like, _array, timeout_seconds)
+    return PersistentCollective(
+        ranks, "all_gather", lambda leaf: ranks.all_gather_init(_array(leaf), axis), like, _array, timeout_seconds
+    )
 
 
 def gather_init(
@@ -270,7 +271,9 @@ def gather_init(
     Text has one width on all ranks.
     """
     ranks = world_communicator()
-    return PersistentCollective(lambda leaf: ranks.gather_init(_array(leaf), root, axis), like, _array, timeout_seconds)
+    return PersistentCollective(
+        ranks, "gather", lambda leaf: ranks.gather_init(_array(leaf), root, axis), like, _array, timeout_seconds
+    )
 
 
 def reduce_scatter_init(
@@ -279,14 +282,21 @@ def reduce_scatter_init(
     """Return the `reduce_scatter` of values like this one.  Local."""
     ranks, verb = world_communicator(), ReduceOp.parse(op).verb
     return PersistentCollective(
-        lambda leaf: ranks.reduce_scatter_init(_array(leaf), verb), like, _array, timeout_seconds
+        ranks,
+        "reduce_scatter",
+        lambda leaf: ranks.reduce_scatter_init(_array(leaf), verb),
+        like,
+        _array,
+        timeout_seconds,
     )
 
 
 def broadcast_init(like: Any, root: int = 0, *, timeout_seconds: float | None = None) -> PersistentCollective:
     """Return the `broadcast` of values like this one.  Local."""
     ranks = world_communicator()
-    return PersistentCollective(lambda leaf: ranks.broadcast_init(_array(leaf), root), like, _array, timeout_seconds)
+    return PersistentCollective(
+        ranks, "broadcast", lambda leaf: ranks.broadcast_init(_array(leaf), root), like, _array, timeout_seconds
+    )
 
 
 def all_to_all_init(like: Any, splits: Sequence[int] | None = None, *, timeout_seconds: float | None = None) -> Bound:

@@ -231,6 +231,14 @@ class Communicator:
         """
         Once(self, call)(None, timeout_seconds)
 
+    def call_without_arrays(self, name: str, timeout_seconds: float | None = None) -> list[Any]:
+        """Return no results: a structure without arrays is a call too, or the next call would be taken for it.
+
+        Collective: every rank calls it in the same order; CollectiveMismatchError on all where some have arrays.
+        """
+        self.check(Call(name), timeout_seconds)
+        return []
+
     def barrier(self, what: str = "barrier", timeout_seconds: float | None = None) -> None:
         """Return when all ranks have come here.
 
@@ -311,8 +319,10 @@ class Communicator:
         ------
         CollectiveMismatchError, TransportTimeoutError, RankFailedError, UnsupportedDtypeError, ValueError
         """
-        if adjustment == AS_IT_IS or not tensors:
-            return self.engine()(tensors, op, names, timeout_seconds) if tensors else []
+        if not tensors:
+            return self.call_without_arrays(f"all_reduce({op})", timeout_seconds)
+        if adjustment == AS_IT_IS:
+            return self.engine()(tensors, op, names, timeout_seconds)
         return adjusted_list(self, tensors, op, adjustment, timeout_seconds, names)
 
     def all_reduce_init(
@@ -399,6 +409,7 @@ class Communicator:
         array = self._as_array(array)
         if array.dtype.kind in "SU":
             array = self._widened(array, "all_gather", timeout_seconds)
+        axis = plain.whole(axis, "all_gather: axis")
         others = array.shape[1:] if axis == 0 else (axis, array.shape[:axis], array.shape[axis:][1:])
         key = ("all_gather", type(array), array.dtype, array.ndim, others)
         return self.bindings.call(key, self._arrays.bind_gather, (array, axis, None), array, timeout_seconds, paths)
@@ -427,6 +438,7 @@ class Communicator:
         array = self._as_array(array)
         if array.dtype.kind in "SU":
             array = self._widened(array, "gather", timeout_seconds)
+        root, axis = self._arrays.checked_root(root, "gather"), plain.whole(axis, "gather: axis")
         others = array.shape[:axis], array.shape[axis:][1:]
         key = ("gather", root, axis, type(array), array.dtype, array.ndim, others)
         return self.bindings.call(key, self._arrays.bind_gather, (array, axis, root), array, timeout_seconds, paths)
@@ -479,7 +491,7 @@ class Communicator:
         ValueError
             The array is not C-contiguous, or read-only on another rank than `root`; before any communication.
         """
-        array = self._as_array(array)
+        array, root = self._as_array(array), self._arrays.checked_root(root, "broadcast")
         plain.check_in_place(self.control, "broadcast", array, is_written=self.rank != root)
         key = ("broadcast", root, type(array), array.dtype, array.shape)
         self.bindings.call(key, self._arrays.bind_broadcast, (array, root, True), array, timeout_seconds)
@@ -491,7 +503,7 @@ class Communicator:
 
         Collective: every rank calls it in the same order.  `paths` as for `reduce_scatter`.
         """
-        array = self._as_array(array)
+        array, root = self._as_array(array), self._arrays.checked_root(root, "broadcast")
         key = ("broadcast_copy", root, type(array), array.dtype, array.shape)
         return self.bindings.call(key, self._arrays.bind_broadcast, (array, root), array, timeout_seconds, paths)
 
@@ -559,7 +571,7 @@ class Communicator:
 
         Text has one width on all ranks.
         """
-        return self._arrays.bind_gather(like, axis, root)
+        return self._arrays.bind_gather(like, axis, self._arrays.checked_root(root, "gather"))
 
     def reduce_scatter_init(self, like: Any, op: str = "sum") -> Bound:
         """Return the `reduce_scatter` of arrays like this one.  Local."""
@@ -567,7 +579,7 @@ class Communicator:
 
     def broadcast_init(self, like: Any, root: int = 0) -> Bound:
         """Return the `broadcast_copy` of arrays like this one.  Local."""
-        return self._arrays.bind_broadcast(like, root)
+        return self._arrays.bind_broadcast(like, self._arrays.checked_root(root, "broadcast"))
 
     def all_to_all_init(self, like: Any, splits: Sequence[int] | None = None) -> Bound:
         """Return the `all_to_all` of arrays like this one, of any number of rows.  Local.
@@ -577,7 +589,8 @@ class Communicator:
         """
         bound = self._arrays.bind_all_to_all(like)
         if splits is not None:
-            bound.splits = plain.checked_splits(sum(splits), splits, self.size)
+            counts = plain.whole_splits(splits)
+            bound.splits = plain.checked_splits(sum(counts), counts, self.size)
         return bound
 
     def send_init(self, like: Any, to: int) -> BoundSend:

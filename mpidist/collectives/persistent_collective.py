@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpidist import nest
+from mpidist.collectives.call import Call
 from mpidist.collectives.handle import Handle, together
-from mpidist.collectives.persistent import Bound
-from mpidist.collectives.structures import one_by_one
+from mpidist.collectives.persistent import Bound, Once
+from mpidist.collectives.structures import one_by_one, without_arrays
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 
 class PersistentCollective:
@@ -16,6 +20,9 @@ class PersistentCollective:
 
     Parameters
     ----------
+    ranks : Communicator
+    verb : str
+        The collective's name.
     bind : callable
         ``bind(leaf)`` returns the collective of a leaf of `like`.
     like : array, or nested tuples, lists and dicts of arrays
@@ -28,6 +35,8 @@ class PersistentCollective:
 
     def __init__(
         self,
+        ranks: Communicator,
+        verb: str,
         bind: Callable[[Any], Bound],
         like: Any,
         array_of: Callable[[Any], Any],
@@ -39,6 +48,10 @@ class PersistentCollective:
             bound = bind(leaf)
             bound.call, bound.timeout_seconds = bound.call.with_paths(paths), timeout_seconds
             self._bounds.append(bound)
+        self._count = len(self._bounds)
+        if not self._bounds:  # a call nevertheless, or the next one of this rank would be taken for it
+            self._bounds.append(Once(ranks, Call(without_arrays(verb))))
+            self._bounds[0].timeout_seconds = timeout_seconds
 
     def __call__(self, value: Any) -> Any:
         """Carry it out for a value like the one that this was made for.
@@ -58,7 +71,7 @@ class PersistentCollective:
             On all ranks: they called something else.
         """
         pairs = zip(self._bounds, self._leaves(value), strict=True)
-        return nest.pack(self._structure, [bound(leaf) for bound, leaf in pairs])
+        return self._packed([bound(leaf) for bound, leaf in pairs])
 
     def start(self, value: Any) -> Handle:
         """Take its place in the order of calls; parameters and errors as for a call.
@@ -68,7 +81,10 @@ class PersistentCollective:
         """
         pairs = zip(self._bounds, self._leaves(value), strict=True)
         started = together([bound.start(leaf) for bound, leaf in pairs])
-        return started.then(lambda results: nest.pack(self._structure, results))
+        return started.then(self._packed)
+
+    def _packed(self, results: list[Any]) -> Any:
+        return nest.pack(self._structure, results[: self._count])
 
     def _leaves(self, value: Any) -> list[Any]:
         leaves = nest.flatten(value)
@@ -78,4 +94,4 @@ class PersistentCollective:
                 f"this collective was bound to arrays as {self._structure}, got {numbered} (numbers stand for arrays); "
                 "bind another one"
             )
-        return [self._array_of(leaf) for leaf in leaves]
+        return [self._array_of(leaf) for leaf in leaves] or [None]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import chain, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpidist import arrays, nest
+
+if TYPE_CHECKING:
+    from mpidist.collectives.communicator import Communicator
 
 #: The paths of the leaves in their structure, which ranks compare; None where there is nothing but their number.
 Paths = tuple[str, ...] | None
@@ -31,6 +34,24 @@ def of_leaves(
     leaves, paths = nest.with_paths(value)
     results = collective([array_of(leaf) for leaf in leaves], paths)
     return nest.pack(value, [like_given(*pair) for pair in zip(results, leaves, strict=True)])
+
+
+def leaf_by_leaf(
+    ranks: Communicator, verb: str, timeout_seconds: float | None, fn: Callable[[Any, tuple[str, ...]], Any]
+) -> Callable[[list[Any], Paths], list[Any]]:
+    """Return the collective that calls ``fn(array, paths)`` for each leaf, for `of_leaves`.  Local."""
+
+    def collective(given: list[Any], paths: Paths) -> list[Any]:
+        if not given:
+            return ranks.call_without_arrays(without_arrays(verb), timeout_seconds)
+        return [fn(*leaf) for leaf in one_by_one(given, paths)]
+
+    return collective
+
+
+def without_arrays(verb: str) -> str:
+    """Return what the call of a structure without arrays is called."""
+    return f"{verb} of no array"
 
 
 def one_by_one(leaves: Sequence[Any], paths: Paths) -> Iterator[tuple[Any, tuple[str, ...]]]:

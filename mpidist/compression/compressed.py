@@ -68,7 +68,7 @@ class CompressedAllReduce:
         _check(like, op, compression, names)
         self._communicator, self._op, self._names = communicator, op, names
         self._signatures = list(map(_signature, like))
-        groups: dict[str, list[int]] = {}
+        groups: dict[str, list[int]] = {} if like else {"": []}  # no array is a call too
         for position, array in enumerate(like):
             groups.setdefault(array.dtype.name if is_coded(array) else "", []).append(position)
         self._parts: list[tuple[str, list[int], Bound]] = [

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
-from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, Unpack
 
 
 class Adagrad(Optimizer):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
-from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay
+from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay, Unpack
 from mpidist.optimizers.rule import checked_rate
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class Adam(Optimizer):

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypedDict, TypeVar
 
 from mpidist import context
+from mpidist.collectives.exchange.plain import whole
 from mpidist.hints import meant
 from mpidist.optimizers.clipping import Clipping
 from mpidist.optimizers.gradient_stages import GradientStages
@@ -27,6 +29,15 @@ from mpidist.optimizers.updates.variable_list import VariableLists
 from mpidist.variables import DistributedVariable
 
 _T = TypeVar("_T")
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+elif sys.version_info >= (3, 11):
+    from typing import Unpack
+else:
+
+    class Unpack(Generic[_T]):
+        """What `typing.get_type_hints` finds in Python 3.10, which has no ``Unpack``."""
 
 
 class OptionsButDecay(TypedDict, total=False):
@@ -133,6 +144,10 @@ class Optimizer(Rule):
     @iterations.setter
     def iterations(self, value: int) -> None:
         if self._updates is not None:
+            name = f"{type(self).__name__}.iterations"
+            value = whole(value, name)
+            if not 0 <= value < 2**63:
+                raise ValueError(f"{name} must be from 0 to 2**63 - 1, got {value}; set the number of updates made")
             self._updates.iterations = value
         self._iterations = value
 

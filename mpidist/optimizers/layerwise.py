@@ -10,16 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
-from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay
+from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay, Unpack
 from mpidist.optimizers.rule import Step, checked_momentum, checked_rate, is_found, patterns
 from mpidist.variables import sums_over_parts
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class LayerwiseOptimizer(Optimizer):

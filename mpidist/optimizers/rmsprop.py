@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
-from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions
+from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, Unpack
 from mpidist.optimizers.rule import checked_momentum, checked_rate
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class RMSprop(Optimizer):

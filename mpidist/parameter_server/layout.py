@@ -182,11 +182,15 @@ class PushPlan:
 
     First those of whole variables, section by section.  Behind them, for each variable of which rows are pushed: the
     numbers of the rows, and the rows.
+
+    `digest` is that of the list on all servers, where these gather: two lists of which one server has the same part are
+    two steps there too.
     """
 
     dense: tuple[VariableSpec, ...]
     sparse: tuple[VariableSpec, ...] = ()
     push_dtype: numpy.dtype | None = None
+    digest: str = ""
 
     def wire_dtype(self, spec: VariableSpec) -> numpy.dtype:
         """Return the dtype in which a gradient of this variable is sent."""

@@ -11,13 +11,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy
+from numpy.typing import ArrayLike
 
 from mpidist import arrays, context
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.engine import Repeat, no_repeat
+from mpidist.collectives.exchange.plain import whole
 from mpidist.collectives.structures import Paths, like_given, of_leaves
 from mpidist.context import T
 from mpidist.cross_device_ops import value_names
@@ -33,9 +35,6 @@ from mpidist.strategies.keras_hook import keras_hook
 from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.replica_collectives import ReplicaCollectives, broadcast_value, by_leaf
 from mpidist.variables.components import component, dense_component
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 __all__ = ["MirroredExtended", "ReplicaContext", "Strategy", "StrategyExtended"]
 
@@ -413,6 +412,8 @@ class ReplicaContext(ReplicaCollectives):
         This replica's number among all that train together, from 0.
     """
 
+    strategy: Strategy
+
     def __init__(self, strategy: Strategy, replica_id_in_sync_group: int) -> None:
         self.strategy = strategy
         self.replica_id_in_sync_group = replica_id_in_sync_group
@@ -486,6 +487,9 @@ class ReplicaContext(ReplicaCollectives):
             return extended.reduce_arrays(reduce_op, value, options)
 
         def collective(arrays: list[Any], paths: Paths) -> list[Any]:
+            if not arrays:
+                ranks, seconds = extended.collectives, extended.timeout_seconds(options)
+                return ranks.call_without_arrays(f"all_reduce({reduce_op.verb})", seconds)
             results = repeat(arrays, paths)
             if results is None:
                 results = extended.reduce_arrays(reduce_op, arrays, options, value_names(paths))
@@ -515,7 +519,10 @@ class ReplicaContext(ReplicaCollectives):
         extended = self.strategy.extended
         if type(value) is numpy.ndarray:  # the quick way for the commonest case
             return extended.gather_array(value, axis, options)
-        return by_leaf(value, "all_gather", lambda leaf, paths: extended.gather_array(leaf, axis, options, paths))
+        ranks, seconds = extended.collectives, extended.timeout_seconds(options)
+        return by_leaf(
+            ranks, "all_gather", seconds, value, lambda leaf, paths: extended.gather_array(leaf, axis, options, paths)
+        )
 
     def merge_call(
         self, merge_fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -543,11 +550,12 @@ class ReplicaContext(ReplicaCollectives):
 
 def _normalized_axes(axis: Axis, dimensions: int) -> tuple[int, ...]:
     """Return axes counted from the front; ValueError when one is out of range or comes twice."""
-    axes = (axis,) if isinstance(axis, (int, numpy.integer)) else tuple(axis)
+    given = axis if isinstance(axis, Iterable) and numpy.shape(axis) else [axis]
+    axes = tuple(whole(each, "reduce: axis") for each in given)
     for each in axes:
         if not -dimensions <= each < dimensions:
             raise ValueError(f"Invalid reduction dimension {each} for input with {dimensions} dimensions")
-    counted = tuple(int(each) % dimensions for each in axes)
+    counted = tuple(each % dimensions for each in axes)
     if len(set(counted)) < len(counted):
         raise ValueError(f"Invalid reduction arguments: axes {axes} name the same dimension more than once")
     return counted

@@ -79,8 +79,9 @@ class BoundCollectives:
             return engine.bind(examples, op, adjustment=adjustment, names=paths)
 
         def reduce(arrays: list[Any], paths: Paths) -> list[Any]:
-            found: list[Any] = extended.reduce_arrays(reduce_op, arrays, options, value_names(paths)) if arrays else []
-            return found
+            if not arrays:
+                return extended.collectives.call_without_arrays(f"all_reduce({op})", extended.timeout_seconds(options))
+            return extended.reduce_arrays(reduce_op, arrays, options, value_names(paths))
 
         return PersistentAllReduce(bind, reduce, like, _array_of, adjustment, op)
 
@@ -136,7 +137,10 @@ class BoundCollectives:
         self, like: Any, verb: str, bind: Callable[[Any], Any], options: CommunicationOptions | None
     ) -> PersistentCollective:
         seconds = self._here().timeout_seconds(options)
-        return PersistentCollective(lambda leaf: bind(plain(dense_component(leaf, verb))), like, _array_of, seconds)
+        ranks = self._here().collectives
+        return PersistentCollective(
+            ranks, verb, lambda leaf: bind(plain(dense_component(leaf, verb))), like, _array_of, seconds
+        )
 
 
 def _array_of(leaf: Any) -> Any:

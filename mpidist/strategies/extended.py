@@ -327,7 +327,8 @@ class StrategyExtended:
             if isinstance(destinations, (list, tuple)):
                 raise TypeError(f"destinations must be one device, array or variable, got {destinations!r}")
         if not value_destination_pairs:
-            return []
+            name, seconds = f"all_reduce({ReduceOp.parse(reduce_op).verb})", self.timeout_seconds(options)
+            return self.collectives.call_without_arrays(name, seconds)
         values, destinations = zip(*value_destination_pairs, strict=True)
         arrays = [component(value) for value in values]
         results = self.reduce_arrays(ReduceOp.parse(reduce_op), arrays, options, destinations)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist import context
 from mpidist.arrays import plain
+from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend
 from mpidist.collectives.persistent_collective import PersistentCollective
-from mpidist.collectives.structures import Paths, of_leaves, one_by_one
+from mpidist.collectives.structures import leaf_by_leaf, of_leaves
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategies.bound_collectives import BoundCollectives
 from mpidist.variables.components import dense_component
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
-    from mpidist.collectives.exchange.point_to_point import BoundReceive, BoundSend
     from mpidist.strategies.base import Strategy
     from mpidist.strategies.extended import StrategyExtended
 
@@ -35,7 +35,8 @@ class ReplicaCollectives(BoundCollectives):
     strategy : Strategy
     """
 
-    strategy: Strategy
+    if TYPE_CHECKING:  # hints find it in `ReplicaContext`
+        strategy: Strategy
 
     def _here(self) -> StrategyExtended:
         context.require_replica(self)
@@ -86,7 +87,9 @@ class ReplicaCollectives(BoundCollectives):
             The dtype has no such reduction.
         """
         ranks, op, seconds = self._ranks(), ReduceOp.parse(reduce_op).verb, self._timeout(options)
-        return by_leaf(value, "reduce_scatter", lambda leaf, paths: ranks.reduce_scatter(leaf, op, seconds, paths))
+        return by_leaf(
+            ranks, "reduce_scatter", seconds, value, lambda leaf, paths: ranks.reduce_scatter(leaf, op, seconds, paths)
+        )
 
     def gather(self, value: Any, root: int = 0, axis: int = 0, options: CommunicationOptions | None = None) -> Any:
         """Return the values of all replicas joined along `axis`, in replica order, on replica `root`; None on others.
@@ -106,7 +109,9 @@ class ReplicaCollectives(BoundCollectives):
             A scalar, `axis` out of range, or no such replica.
         """
         ranks, seconds = self._ranks(), self._timeout(options)
-        return by_leaf(value, "gather", lambda leaf, paths: ranks.gather(leaf, root, axis, seconds, paths))
+        return by_leaf(
+            ranks, "gather", seconds, value, lambda leaf, paths: ranks.gather(leaf, root, axis, seconds, paths)
+        )
 
     def all_to_all(
         self, value: Any, splits: Sequence[int] | None = None, options: CommunicationOptions | None = None
@@ -189,16 +194,17 @@ class ReplicaCollectives(BoundCollectives):
         return self._ranks().receive_init(dense_component(like, "receive"), source)
 
 
-def by_leaf(value: Any, verb: str, fn: Callable[[Any, tuple[str, ...]], Any]) -> Any:
+def by_leaf(
+    ranks: Communicator, verb: str, seconds: float | None, value: Any, fn: Callable[[Any, tuple[str, ...]], Any]
+) -> Any:
     """Return a nested value of what ``fn(array, paths)`` makes of each leaf.  Collective as `fn` is."""
-
-    def collective(arrays: list[Any], paths: Paths) -> list[Any]:
-        return [fn(*leaf) for leaf in one_by_one(arrays, paths)]
-
+    collective = leaf_by_leaf(ranks, verb, seconds, fn)
     return of_leaves(value, lambda leaf: plain(dense_component(leaf, verb)), collective)
 
 
 def broadcast_value(extended: Any, value: Any, root: int, options: CommunicationOptions | None) -> Any:
     """Return the value of replica `root` of a strategy, leaf by leaf.  Collective."""
     ranks, seconds = extended.collectives, extended.timeout_seconds(options)
-    return by_leaf(value, "broadcast", lambda leaf, paths: ranks.broadcast_copy(leaf, root, seconds, paths))
+    return by_leaf(
+        ranks, "broadcast", seconds, value, lambda leaf, paths: ranks.broadcast_copy(leaf, root, seconds, paths)
+    )

@@ -16,6 +16,8 @@ from mpidist.errors import listed
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.variables import DistributedVariable, IndexedSlices, snapshots
 
+_ARRAYS = {numpy.ndarray}
+
 
 class Evaluation(NamedTuple):
     """Loss, gradients and predictions of some rows."""
@@ -48,8 +50,10 @@ class Model:
         if not self.trainable:
             raise ValueError("there is no trainable variable to train; variables that are synchronized on read are not")
         self.strategy = self.variables[0].strategy
-        # to be compared once with those of gradients; of one variable there is nothing to mix up
+        # to be compared with those of gradients; of one variable there is nothing to mix up
         self._keys: list[Any] | None = _keys(variables) if len(self.variables) > 1 else None
+        is_flat = type(variables) is dict and self._keys == [(key,) for key in sorted(variables)]
+        self._flat_keys = variables.keys() if is_flat else None
         self._are_here = all(variable.is_here for variable in self.variables)
         self._values: list[Any] = []
         self._parameters: Any = None
@@ -142,12 +146,17 @@ class Model:
         if len(flat) != len(self.variables):
             what = f"must return a gradient for each of the {len(self.variables)} variables, got {len(flat)} of them"
             raise self._error(ValueError, what)
-        if self._keys is not None and (keys := _keys(gradients)) != self._keys:
+        if self._keys is not None and not self._has_keys(gradients) and (keys := _keys(gradients)) != self._keys:
             what = f"must return gradients in the dicts of the variables, by {_listed(self._keys)}; got them by"
             raise self._error(ValueError, f"{what} {_listed(keys)}: they might go to one another's variables")
-        self._keys = None  # a function returns one structure
         pairs = zip(flat, self.variables, self._is_trainable, strict=True)
         return [self._gradient(gradient, variable) for gradient, variable, is_trainable in pairs if is_trainable]
+
+    def _has_keys(self, gradients: Any) -> bool:
+        """Return True at once for the commonest right ones: arrays in one list or dict, as the variables are."""
+        if type(gradients) is dict:
+            return gradients.keys() == self._flat_keys and set(map(type, gradients.values())) == _ARRAYS
+        return type(gradients) is list and set(map(type, gradients)) == _ARRAYS and not any(self._keys or ())
 
     def _gradient(self, gradient: Any, variable: DistributedVariable) -> Any:
         if gradient is None:

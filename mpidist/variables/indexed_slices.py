@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
+from numpy.typing import ArrayLike
 
 from mpidist import arrays
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 
 class IndexedSlices:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
+from numpy.typing import ArrayLike, DTypeLike
 
 from mpidist import arrays, context
 from mpidist.errors import TornVariableError, UnsupportedDtypeError
@@ -21,9 +22,6 @@ from mpidist.variables.indexed_slices import IndexedSlices
 from mpidist.variables.one_copy import OneCopy
 from mpidist.variables.partition import check_partition
 from mpidist.variables.snapshots import Snapshot, are_needed, read_only
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, DTypeLike
 
 #: What variables are called that no user has named, with a number from the second one on.
 DEFAULT_NAME = "Variable"

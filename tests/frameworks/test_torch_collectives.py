@@ -87,6 +87,18 @@ def test_groups_of_tensors(size, rank):
     assert tensors[2].tolist() == [size * (size - 1) / 2] * 3
 
 
+@pytest.mark.parametrize("call", [hvd.grouped_allreduce, hvd.grouped_allreduce_])
+@pytest.mark.parametrize("number", [0, 1])
+def test_groups_of_another_length_on_one_rank_are_refused(call, number, size, rank):
+    if size == 1:
+        assert call([]) == []
+        return
+    tensors = [torch.ones(3)] * (number + (rank < size - 1))
+    with pytest.raises(CollectiveMismatchError, match=f"tensors: {number + 1} on .*|tensors: {number} on .*"):
+        call(tensors, op=hvd.Sum)
+    assert call([torch.ones(2)], op=hvd.Sum)[0].tolist() == [size] * 2
+
+
 def test_gathered_rows_of_different_numbers(size, rank):
     tensor = torch.full((rank + 1, 2), rank, dtype=torch.bfloat16)
     found = hvd.allgather(tensor)

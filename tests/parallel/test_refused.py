@@ -24,6 +24,20 @@ def test_what_cannot_be_moved_or_summed_is_refused(call, array):
     _agree(refused.problem({**refused.MOVES, **refused.SUMS}[call], make))
 
 
+@pytest.mark.parametrize("number", refused.NO_NUMBERS)
+@pytest.mark.parametrize("call", [*refused.NUMBERED, *refused.OF_PEERS])
+def test_what_is_no_whole_number_is_no_rank_and_no_axis(call, number):
+    _agree(refused.number_problem(call, refused.NO_NUMBERS[number]))
+
+
+@pytest.mark.parametrize("number", refused.ZEROS)
+@pytest.mark.parametrize("call", refused.NUMBERED)
+def test_whole_numbers_of_any_type_are_ranks_and_axes(call, number):
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    expected, found = (refused.NUMBERED[call](strategy, each) for each in (0, refused.ZEROS[number]))
+    _agree("" if numpy.array_equal(found, expected) else f"{found} is not {expected}")
+
+
 @pytest.mark.parametrize("call", [*refused.MOVES, *refused.SUMS])
 def test_a_mask_is_not_lost(call):
     _agree(refused.problem({**refused.MOVES, **refused.SUMS}[call], refused.masked))

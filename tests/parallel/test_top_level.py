@@ -88,6 +88,19 @@ def test_top_level_calls_and_those_of_a_strategy_take_turns(comm):
 
 
 @pytest.mark.parametrize("call", [mpidist.all_reduce, mpidist.broadcast])
+def test_a_rank_without_arrays_is_told_so_and_its_next_call_is_not_taken_for_this_one(comm, call):
+    if comm.size == 1:
+        assert call([]) == []
+        return
+    others, none = f"ranks? {', '.join(map(str, range(comm.size - 1)))}", f"rank {comm.size - 1}"
+    text = f"({none} passed 0 tensors .*, {others} passed 1|{none} called .* of no array, {others} called)"
+    with pytest.raises(CollectiveMismatchError, match=text if comm.size != 2 else "0 tensors|of no array"):
+        call([] if comm.rank == comm.size - 1 else [numpy.ones(3)])
+    assert call([]) == []
+    assert call([numpy.ones(3)])[0].tolist() == [1 if call is mpidist.broadcast else comm.size] * 3
+
+
+@pytest.mark.parametrize("call", [mpidist.all_reduce, mpidist.broadcast])
 def test_dicts_of_other_keys_are_told_so(comm, call):
     if comm.size == 1:
         pytest.skip("one rank differs from nobody")

@@ -8,7 +8,10 @@ import importlib
 import inspect
 import subprocess
 import sys
+import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,6 +130,9 @@ NAMESPACES = {
     },
 }
 
+#: Methods whose hints are names of higher layers or of one another's modules, which only type checkers find.
+WITHOUT_HINTS = {"Callback.model", "Callback.set_model", "ClusterCoordinator.restore_from", "RemoteValue.__init__"}
+
 
 def test_dir_shows_the_public_names():
     assert set(dir(mpidist)) == PUBLIC
@@ -158,6 +164,38 @@ def test_names_of_namespaces_are_those_of_their_all(name):
     if inspect.ismodule(value):
         assert dir(value) == sorted(value.__all__)
         assert all(hasattr(value, each) for each in value.__all__)
+
+
+def members(namespace: object) -> list[Any]:
+    values = [getattr(namespace, name) for name in dir(namespace)]
+    return [value for value in values if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value)]
+
+
+def with_hints() -> Iterator[tuple[str, object]]:
+    """Yield the public classes and functions, and the public methods of these classes, with their qualified names."""
+    namespaces = [mpidist, *filter(inspect.ismodule, members(mpidist))]
+    for value in {
+        id(value): value for each in namespaces for value in members(each) if not inspect.ismodule(value)
+    }.values():
+        yield value.__qualname__, value
+        for name in dir(value) if inspect.isclass(value) else ():
+            method = inspect.getattr_static(value, name)
+            method = getattr(method, "fget", getattr(method, "__func__", method))
+            if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+                yield method.__qualname__, method
+
+
+def test_hints_of_public_names_are_found_while_a_program_runs():
+    found = dict(with_hints())
+    assert {"ReplicaContext", "Variable", "SGD.__init__", "Strategy.gather", "Callback"} <= set(found)
+    assert typing.get_type_hints(mpidist.ReplicaContext)["strategy"] is mpidist.Strategy
+    missing = set()
+    for name, value in found.items():
+        try:
+            typing.get_type_hints(value)
+        except NameError:
+            missing.add(name)
+    assert missing == WITHOUT_HINTS
 
 
 def test_files_that_the_package_needs_are_installed_with_it():

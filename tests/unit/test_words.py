@@ -80,7 +80,7 @@ GIVEN = set(
     sampler saver scale scheduler session sgd shuffle sidecar sitecustomize slurm sparse sprop squared stale
     stopping storage sync synchronization synchronous
     tensor tensorboard terminate tf threshold top torch tpu train trainer training
-    unbatch
+    unbatch unpack
     value variable
     w warm
     zip zipped

@@ -38,8 +38,6 @@ class ArrayCollectives:
     def bind_gather(self, like: Any, axis: int, root: int | None) -> ArrayBound:
         """Return a new all_gather, or gather to `root`; ranks may differ in the length of `axis`."""
         like = self.checked(like)
-        if root is not None:
-            self._check_root(root, "gather")
         axis = plain.checked_axis(like, axis, "all_gather" if root is None else "gather")
         staged = self._staged(like, axis, lambda host: self.bind_gather(host, axis, root))
         if staged is not None:
@@ -55,7 +53,6 @@ class ArrayCollectives:
     def bind_broadcast(self, like: Any, root: int, in_place: bool = False) -> ArrayBound:
         """Return a new broadcast."""
         like = self.checked(like)
-        self._check_root(root, "broadcast")
         staged = self._staged(like, None, lambda host: self.bind_broadcast(host, root, in_place), in_place)
         if staged is not None:
             return staged
@@ -105,6 +102,13 @@ class ArrayCollectives:
             arrays.check_memory(array, self._ranks.transport.memory, self._ranks.transport.name)
         return array
 
+    def checked_root(self, root: int, name: str) -> int:
+        """Return the rank that a collective goes to or comes from, as an int; raise unless there is such a rank."""
+        size = self._ranks.size
+        if type(root) is int and 0 <= root < size:  # quickly: short broadcasts take a few microseconds
+            return root
+        return plain.checked_rank(root, size, f"{name}: root")
+
     def _staged(
         self, like: Any, axis: int | None, bind: Callable[[Any], ArrayBound], in_place: bool = False
     ) -> ArrayBound | None:
@@ -119,10 +123,6 @@ class ArrayCollectives:
 
     def _segments_for(self, like: Any) -> Any:
         return None if arrays.is_device(like) else self._segments
-
-    def _check_root(self, root: int, name: str) -> None:
-        if not 0 <= root < self._ranks.size:
-            raise ValueError(f"{name}: root {root} is no rank of a world of {self._ranks.size}")
 
 
 def _from_root(transport: Any, array: Any, watch: Watch, root: int, in_place: bool) -> Any:

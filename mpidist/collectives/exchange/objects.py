@@ -6,7 +6,6 @@ gathering to which the root alone gives something.
 
 from __future__ import annotations
 
-import operator
 import pickle
 from collections.abc import Mapping
 from functools import partial
@@ -36,7 +35,7 @@ def broadcast_object(
     Collective: every rank calls it in the same order, with the same `root_rank`.  Errors as for `all_gather_object`;
     and ValueError where there is no such rank.
     """
-    root = operator.index(root_rank)
+    root = plain.whole(root_rank, "broadcast_object: root_rank")
     if not 0 <= root < communicator.size:
         raise ValueError(f"{communicator.control.own_name}: root_rank {root} is no rank of a world of this size")
     name, is_root = f"broadcast_object(root_rank={root})", communicator.rank == root

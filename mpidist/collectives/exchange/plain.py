@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
@@ -139,7 +139,7 @@ def checked_splits(rows: int, splits: Sequence[int] | None, size: int) -> list[i
                 "of rows for each rank"
             )
         return [rows // size] * size
-    counts = [operator.index(each) for each in splits]
+    counts = whole_splits(splits)
     if len(counts) != size:
         raise ValueError(f"all_to_all on {size} ranks got {len(counts)} splits; give the number of rows for each rank")
     if min(counts) < 0:
@@ -149,13 +149,44 @@ def checked_splits(rows: int, splits: Sequence[int] | None, size: int) -> list[i
     return counts
 
 
+def whole_splits(splits: Sequence[int]) -> list[int]:
+    """Return splits as ints; TypeError for one that is no whole number, and for what is no sequence.  Local."""
+    if not isinstance(splits, Iterable):
+        raise TypeError(
+            f"all_to_all: splits must be a sequence, got {splits!r} ({type(splits).__name__}); give the number of "
+            "rows for each rank"
+        )
+    return [whole(each, "all_to_all: each of the splits") for each in splits]
+
+
 def checked_axis(array: Any, axis: int, name: str = "all_gather") -> int:
     """Return the axis to join along, counted from the first; ValueError unless there is such an axis.  Local."""
+    axis = whole(axis, f"{name}: axis")
     if array.ndim == 0:
         raise ValueError(f"{name} needs an array of at least one dimension, got a scalar")
     if not -array.ndim <= axis < array.ndim:
         raise ValueError(f"axis {axis} is out of range for an array of {array.ndim} dimensions")
     return axis % array.ndim
+
+
+def checked_rank(rank: int, size: int, what: str) -> int:
+    """Return the number of a rank as `whole` does; ValueError unless there is such a rank.  Local."""
+    rank = whole(rank, what)
+    if not 0 <= rank < size:
+        raise ValueError(f"{what} {rank} is no rank of a world of {size}")
+    return rank
+
+
+def whole(number: Any, what: str) -> int:
+    """Return a whole number of any type as an int; TypeError for a truth value, and for what is no number.  Local."""
+    if type(number) is int:
+        return number
+    try:
+        if not isinstance(number, bool):
+            return int(operator.index(number))
+    except TypeError:
+        pass
+    raise TypeError(f"{what} must be a whole number, got {number!r} ({type(number).__name__}); pass an int")
 
 
 def check_in_place(control: ControlChannel, verb: str, array: Any, is_written: bool = True) -> None:

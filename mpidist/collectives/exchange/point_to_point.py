@@ -21,6 +21,7 @@ import numpy
 
 from mpidist import arrays
 from mpidist.collectives.call import Call
+from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.box import Box, box_bytes
 from mpidist.collectives.exchange.peer_standoff import PeerStandoffs, PeerWatch
 from mpidist.collectives.handle import Handle
@@ -392,8 +393,7 @@ class PointToPoint:
 
     def start_send(self, array: Any, to: int, timeout_seconds: float | None = None) -> Transfer:
         """Start to send an array; see `Communicator.send`.  Local."""
-        self.check_send(array, to)
-        return self.post(array, to, timeout_seconds)
+        return self.post(array, self.checked_target(array, to), timeout_seconds)
 
     def post(self, array: Any, to: int, timeout_seconds: float | None) -> Transfer:
         """Start to send an array that can be sent, to a rank that there is.  Local."""
@@ -416,7 +416,7 @@ class PointToPoint:
 
     def start_receive(self, source: int, like: Any = None, timeout_seconds: float | None = None) -> Transfer:
         """Start to receive an array; see `Communicator.receive`.  Local."""
-        self.check_peer(source, "receive")
+        source = self.checked_peer(source, "receive", "source")
         return self.expect(source, None if like is None else (like.dtype, tuple(like.shape)), timeout_seconds)
 
     def expect(self, source: int, expected: Any, timeout_seconds: float | None) -> Transfer:
@@ -486,24 +486,26 @@ class PointToPoint:
         if not self._open and self.control.pause == self._pause_and_move_on:
             self.control.pause = self._pause
 
-    def check_send(self, array: Any, to: int) -> None:
-        """Raise unless such an array can be sent to that rank.  Local."""
-        self.check_peer(to, "send")
+    def checked_target(self, array: Any, to: int) -> int:
+        """Return the rank to send to as an int; raise unless such an array can be sent there.  Local."""
+        to = self.checked_peer(to, "send", "to")
         if arrays.is_device(array):
             raise UnsupportedDtypeError(
                 f"send moves arrays of the host, got a {type(array).__name__}; copy it with mpidist.arrays.as_host"
             )
         arrays.check_movable(array.dtype)
+        return to
 
-    def check_peer(self, peer: int, verb: str) -> None:
-        """Raise ValueError unless there is such another rank.  Local."""
-        own, size = self._ranks.rank, self._ranks.size
+    def checked_peer(self, peer: int, verb: str, argument: str) -> int:
+        """Return a rank as an int; ValueError unless there is such another rank.  Local."""
+        own, size, peer = self._ranks.rank, self._ranks.size, plain.whole(peer, f"{verb}: {argument}")
         if not 0 <= peer < size:
             raise ValueError(f"{verb}: there is no rank {peer} in a world of {size}")
         if peer == own:
             raise ValueError(
                 f"{verb}: rank {own} of {size} is this rank itself, which would wait for itself; copy the array instead"
             )
+        return peer
 
 
 def _start_of(described: int) -> int:
@@ -537,7 +539,7 @@ class BoundSend(_BoundToPeer):
     """The send of arrays of one dtype and shape to one rank; parameters as for `Communicator.send_init`."""
 
     def __init__(self, lines: PointToPoint, like: Any, to: int) -> None:
-        lines.check_send(like, to)
+        to = lines.checked_target(like, to)
         super().__init__(lines, like, to)
         self._destination = lines.targets[to]
 
@@ -563,7 +565,7 @@ class BoundReceive(_BoundToPeer):
     """The receive of arrays of one dtype and shape from one rank; parameters as for `Communicator.receive_init`."""
 
     def __init__(self, lines: PointToPoint, like: Any, source: int) -> None:
-        lines.check_peer(source, "receive")
+        source = lines.checked_peer(source, "receive", "source")
         super().__init__(lines, like, source)
         self._origin = lines.sources[source]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpidist.arrays import check_movable
+from mpidist.collectives.exchange.plain import checked_rank
 from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.jax.handover import put
 from mpidist.frameworks.jax.memory import ResultMemory
@@ -45,8 +46,7 @@ def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
         On all ranks: their trees differ; names ranks, leaf, and both shapes.
     """
     replicas = replicas_in_force()
-    if not 0 <= root_rank < replicas.size:
-        raise ValueError(f"root_rank {root_rank} is no rank of a world of {replicas.size}")
+    root_rank = checked_rank(root_rank, replicas.size, "root_rank")
     kind = TreeKind(tree, _WHAT)
     values = kind.structure.flatten_up_to(tree)
     kind.check_dtypes(check_movable)  # other values mean nothing on another rank

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mpidist.collectives.exchange.objects import broadcast_object
+from mpidist.collectives.exchange.plain import checked_rank
 from mpidist.errors import ObjectError
 from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import cuda
@@ -77,9 +78,8 @@ def broadcast_tensors(
         check_alike(replicas, what, named)
         for name, each in named:
             _check_movable(name, each)
+    root = checked_rank(root, replicas.size, "root_rank")
     if replicas.size == 1:
-        if root != 0:
-            raise ValueError(f"root_rank {root} is no rank of 1")
         return
     for piece in _pieces(named):
         _broadcast_piece(replicas, piece, root)
@@ -168,6 +168,7 @@ def broadcast_optimizer_state(
             for number, each in enumerate(group["params"])
         ],
     )
+    root_rank = checked_rank(root_rank, replicas.size, "root_rank")
     payload, trouble = b"", None
     if replicas.rank == root_rank:
         try:

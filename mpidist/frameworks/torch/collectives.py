@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mpidist.collectives.exchange.plain import checked_rank
 from mpidist.compression import BFloat16, Compression, Float16
 from mpidist.errors import UnsupportedDtypeError, quoted
 from mpidist.frameworks.replicas import Replicas
@@ -201,8 +202,9 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, root: int, replicas: Replicas) -> torch.Tensor:
+        root = checked_rank(root, replicas.size, "broadcast: root")
         ctx.is_root, ctx.replicas, result = replicas.rank == root, replicas, _copied(tensor)
-        if replicas.size > 1 or root != 0:  # which is an error
+        if replicas.size > 1:
             with cuda.in_order_of(result):
                 replicas.communicator.broadcast(_moved(replicas, "broadcast", result), root)
         return result

@@ -13,6 +13,7 @@ import torch
 
 from mpidist import ranks, world
 from mpidist.collectives.handle import Handle
+from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.torch import collectives
 from mpidist.frameworks.torch.comparison import described
 from mpidist.frameworks.torch.replicas import replicas_of
@@ -147,12 +148,19 @@ def allreduce_(
 
 def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     """Return tensors reduced one after the other; parameters as for `allreduce`.  Collective."""
+    _check_length(tensors)
     return [allreduce(each, *args, **kwargs) for each in tensors]
 
 
 def grouped_allreduce_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     """Reduce tensors in place, and return them; parameters as for `allreduce_`.  Collective."""
+    _check_length(tensors)
     return [allreduce_(each, *args, **kwargs) for each in tensors]
+
+
+def _check_length(tensors: Sequence[torch.Tensor]) -> None:
+    """Raise unless all ranks have as many, or one's next call would be taken for a tensor that it does not have."""
+    replicas_of().check("grouped_allreduce", [fact("tensors", len(tensors))])
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: None = None) -> torch.Tensor:

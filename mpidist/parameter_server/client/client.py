@@ -389,7 +389,7 @@ class Client:
         self.idle()  # or a gradient might wait for one of a client that waits here
         self._in_step = not self._clocks
         self.refresh()
-        self.servers[0].ask("await_all_workers", timeout_seconds=timeout_seconds, number=number)
+        self.servers[0].meet(number, timeout_seconds)
 
     def stand_aside(self) -> None:
         """Make no steps from now on, as a chief that schedules them: nobody waits for it, nor does it for others."""

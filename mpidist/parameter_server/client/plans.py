@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import numpy
@@ -64,18 +65,20 @@ class Plans:
             raise ValueError(f"a variable has two gradients in one push: {keys}")
         place_of = {key: place for place, key in enumerate(keys)}
         parts: list[tuple[ServerEnd, PushPart]] = []
+        kinds = sorted((key, isinstance(gradients[place], IndexedSlices)) for key, place in place_of.items())
+        whole = sha256(repr(kinds).encode()).hexdigest()
         for end in self._servers:
             own = in_order(self._specs[key] for key in keys if self._number_of(key) == end.number)
             is_sparse = {spec: isinstance(gradients[place_of[spec.key]], IndexedSlices) for spec in own}
             # a server that has none of them counts the step all the same: all go by one number of steps
             dense = tuple(spec for spec in own if not is_sparse[spec])
             sparse = tuple(spec for spec in own if is_sparse[spec])
-            plan = PushPlan(dense, sparse, self._push_dtype)
+            plan = PushPlan(dense, sparse, self._push_dtype, whole if end.gathers else "")
             self._count += 1
             places, rows = ([place_of[spec.key] for spec in some] for some in (dense, sparse))
             part = PushPart(self._count, plan, places, rows, self.residues, end.forgotten)
             parts.append((end, part))
             narrow = None if plan.push_dtype is None else dtype_name(plan.push_dtype)
             its = {"dense": [spec.key for spec in dense], "sparse": [spec.key for spec in sparse]}
-            end.tell_plan(part, push_dtype=narrow, **its)
+            end.tell_plan(part, push_dtype=narrow, digest=plan.digest, **its)
         return parts

@@ -166,7 +166,7 @@ class ServedUpdates(Updates):
         """Count steps from `value` on."""
         if not self._is_registered:
             self._register()
-        self._client.set_iterations(self._number, int(value))
+        self._client.set_iterations(self._number, value)
 
     def skipped_steps(self) -> int | None:
         """Return the steps that all workers have left out; None if the servers have not met the optimizer."""

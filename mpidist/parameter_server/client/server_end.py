@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
-from mpidist.errors import ServerError, TornVariableError, TransportError
+from mpidist.errors import ServerError, TornVariableError, TransportError, listed
 from mpidist.parameter_server import protocol
 from mpidist.parameter_server.client.part import PushPart
 from mpidist.parameter_server.layout import Key, Layout, VariableSpec
@@ -16,6 +17,13 @@ from mpidist.transports.connections.waiting import Patience
 
 #: Requests with more bytes have memory of their own, for as long as they last.
 _KEPT_BYTES = 1 << 20
+
+#: Requests that a server answers when it is done with what the client has pushed, and what else that takes.
+_AFTER_PUSHES = ("step", "flush")
+_WITH_OTHERS = ", with the gradients of workers that push the same lists of variables in the same order"
+
+#: Seconds between two looks who has come to a meeting.
+_MEETING_SECONDS = 0.002
 
 #: Errors of a server that are raised at the client as what they are.
 _KINDS: dict[str, type[Exception]] = {
@@ -49,7 +57,8 @@ class ServerEnd:
         self.client = client
         control = connection.presence.control
         self.name = f"ps {number} ({control.name(connection.presence.name_of(connection.peer))})"
-        self._who = f"rank {control.rank} waits for {self.name}"
+        self._own = f"rank {control.rank}"
+        self._who = f"{self._own} waits for {self.name}"
         self._patience = Patience([connection], f"{self._who} to apply what it pushed")
         #: Pushes sent, and how many of them the server is known to be done with.
         self.pushed = self._flushed = 0
@@ -67,6 +76,8 @@ class ServerEnd:
     def take_policy(self, answer: dict[str, Any]) -> None:
         """Take note of what the server has said at first."""
         self.clients, self.has_clock, self.gathers = answer["clients"], answer["has_clock"], answer["gathers"]
+        if self.gathers:
+            self._patience.what += _WITH_OTHERS
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +170,8 @@ class ServerEnd:
             request["array"] = protocol.described(array)
             self.connection.send(protocol.pack(Kind.REQUEST, request), area, array.nbytes)
         while True:
-            message = self.connection.wait(f"{self._who} to answer {verb!r}", timeout_seconds)
+            others = _WITH_OTHERS if self.gathers and verb in _AFTER_PUSHES else ""
+            message = self.connection.wait(f"{self._who} to answer {verb!r}{others}", timeout_seconds)
             if message.header[0] != Kind.PUSH_FAILURE:
                 break
             self._failures.append(protocol.unpack(message.header))
@@ -261,6 +273,16 @@ class ServerEnd:
         else:
             self.ask("flush")
             self._flushed = self.pushed
+
+    def meet(self, number: int, timeout_seconds: float | None) -> None:
+        """Return when the server knows that all clients have come to a meeting."""
+        patience = Patience([self.connection], "", timeout_seconds)
+        while absent := self.ask("meet", number=number, timeout_seconds=timeout_seconds)[0]["absent"]:
+            patience.what = (
+                f"{self._own} waits for {listed(absent)} to make a call that all workers make, as of restore"
+            )
+            patience.tick()
+            time.sleep(_MEETING_SECONDS)
 
     def iterations(self, optimizer: int) -> int:
         """Return the steps of an optimizer, this client's pushes included; KeyError if the server has none such."""

@@ -21,6 +21,12 @@ class Peer:
         self.plans: dict[int, Planned] = {}
         self._areas: list[Area] = []
 
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        presence = self.connection.presence
+        return presence.control.name(presence.name_of(self.connection.peer))
+
     def area(self, nbytes: int) -> Area:
         """Return memory for an answer that is free, or will be."""
         for area in self._areas:

@@ -134,12 +134,11 @@ class Requests:
     def _on_flush(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
         self._require_done(peer)
 
-    def _on_await_all_workers(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
-        """Answer when all clients that are here have asked for this, and all that they had pushed is done with."""
+    def _on_meet(self, peer: Peer, request: dict[str, Any], array: Any) -> tuple[Any, ...]:
+        """Return the names of the clients that are here and have not asked for this meeting yet."""
         met = self._met.setdefault(request["number"], set())
         met.add(peer.number)
-        if any(each.is_here and each.number not in met for each in self._peers):
-            raise Waiting
+        return ({"absent": [each.name for each in self._peers if each.is_here and each.number not in met]},)
 
     def _on_plan(self, peer: Peer, request: dict[str, Any], array: Any) -> None:
         variables = self._store.variables
@@ -147,7 +146,8 @@ class Requests:
         narrow = None if request["push_dtype"] is None else numpy.dtype(request["push_dtype"])
         for number in request["forgotten"]:
             peer.plans.pop(number, None)
-        peer.plans[request["number"]] = self._store.planned(PushPlan(tuple(dense), tuple(sparse), narrow))
+        plan = PushPlan(tuple(dense), tuple(sparse), narrow, request["digest"])
+        peer.plans[request["number"]] = self._store.planned(plan)
 
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
@@ -227,9 +227,7 @@ class Requests:
 
 
 #: Requests that need no lock: those that change nothing, and `create`, whose variable nobody sees yet.
-_READS = frozenset(
-    ("hello", "create", "pull", "step", "flush", "await_all_workers", "read", "plan", "state", "skipped")
-)
+_READS = frozenset(("hello", "create", "pull", "step", "flush", "meet", "read", "plan", "state", "skipped"))
 
 
 def _key(request: dict[str, Any]) -> Key:

@@ -59,7 +59,9 @@ class MeshReplicaContext(ReplicaContext):
         """
         context.require_replica(self)
         group, op = self._mesh.group, ReduceOp.parse(reduce_op).verb
-        return by_leaf(value, "logical_all_reduce", lambda leaf, paths: group.all_reduce_here(leaf, op, paths))
+        return by_leaf(
+            group, "logical_all_reduce", None, value, lambda leaf, paths: group.all_reduce_here(leaf, op, paths)
+        )
 
     def logical_all_gather(self, value: Any, axis: int) -> Any:
         """Return the values of all logical devices of this replica, joined along `axis` in their order.  Collective.
@@ -71,7 +73,9 @@ class MeshReplicaContext(ReplicaContext):
         """
         context.require_replica(self)
         group = self._mesh.group
-        return by_leaf(value, "logical_all_gather", lambda leaf, paths: group.all_gather_here(leaf, axis, paths))
+        return by_leaf(
+            group, "logical_all_gather", None, value, lambda leaf, paths: group.all_gather_here(leaf, axis, paths)
+        )
 
 
 class MeshExtended(MirroredExtended):

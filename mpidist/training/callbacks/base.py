@@ -29,7 +29,8 @@ class Callback:
         Whether it is called after all others, because it reads their state.
     """
 
-    trainer: Trainer
+    if TYPE_CHECKING:  # a name of a higher module, which hints of the class cannot find
+        trainer: Trainer
     params: Mapping[str, Any]
     is_last = False
 

@@ -387,8 +387,12 @@ def test_wrong_splits_are_refused_before_any_communication(rows, splits, text):
         calls = communicator.control.call
         with pytest.raises(ValueError, match=text):
             communicator.all_to_all(numpy.ones(rows), splits)
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="each of the splits must be a whole number, got 1.5"):
             communicator.all_to_all(numpy.ones(rows), [1.5, 1.5])
+        with pytest.raises(TypeError, match="each of the splits must be a whole number, got True"):
+            communicator.all_to_all_init(numpy.ones(rows), [True, 2])
+        with pytest.raises(TypeError, match=r"splits must be a sequence, got 3 \(int\)"):
+            communicator.all_to_all(numpy.ones(rows), 3)
         assert communicator.control.call == calls
         return communicator.all_to_all(numpy.ones(2))[1]
 

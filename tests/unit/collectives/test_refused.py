@@ -3,6 +3,7 @@
 import numpy
 import pytest
 
+import mpidist
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
 from tests.helpers import refused
@@ -26,6 +27,37 @@ def test_what_cannot_be_moved_is_refused_by_every_call(size, call, array):
 @pytest.mark.parametrize("call", refused.SUMS)
 def test_what_cannot_be_summed_is_refused_by_every_sum(size, call, array):
     _check(size, refused.SUMS[call], refused.NOT_SUMMED[array])
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("number", refused.NO_NUMBERS)
+@pytest.mark.parametrize("call", [*refused.NUMBERED, *refused.OF_PEERS])
+def test_what_is_no_whole_number_is_no_rank_and_no_axis(size, call, number):
+    assert run_ranks(size, lambda: refused.number_problem(call, refused.NO_NUMBERS[number])) == [""] * size
+
+
+@pytest.mark.parametrize("number", refused.ZEROS)
+@pytest.mark.parametrize("call", refused.NUMBERED)
+def test_whole_numbers_of_any_type_are_ranks_and_axes(call, number):
+    def on_rank():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        expected, found = (refused.NUMBERED[call](strategy, each) for each in (0, refused.ZEROS[number]))
+        return numpy.array_equal(found, expected)
+
+    assert run_ranks(3, on_rank) == [True] * 3
+
+
+@pytest.mark.parametrize("number", refused.ZEROS)
+def test_whole_numbers_of_any_type_are_peers(number):
+    zero = refused.ZEROS[number]
+    steps = [lambda: mpidist.send(numpy.ones(3), zero + 1), lambda: mpidist.receive(zero)]
+    steps += [lambda: mpidist.send_init(numpy.ones(3), zero + 1)(numpy.ones(3) * 2)]
+    steps += [lambda: mpidist.receive_init(numpy.ones(3), zero)()]
+
+    def on_rank():
+        return [None if found is None else found.tolist() for found in (each() for each in steps[mpidist.rank() :: 2])]
+
+    assert run_ranks(2, on_rank) == [[None] * 2, [[1.0] * 3, [2.0] * 3]]
 
 
 @pytest.mark.parametrize("array", [*refused.OBJECTS, *refused.NOT_SUMMED])

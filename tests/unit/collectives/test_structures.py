@@ -30,6 +30,8 @@ OTHERS = {
     "lengths within": ([[ONE], [ONE, ONE]], [[ONE, ONE], [ONE]]),
     "empty ones": ([[], ONE, ONE], [ONE, [], ONE]),
 }
+#: What has no array at all on rank 0, where the next call of rank 1 would be taken for it.
+NOTHING = {"list": ([], [ONE]), "dict": ({}, {"a": ONE}), "lists within": ([[], []], [[], [ONE]])}
 
 
 def _context():
@@ -97,6 +99,34 @@ def test_keys_that_differ_between_replicas(name, others):
         _refused_between_right_calls(lambda value: run(OF_REPLICAS[name], value), others)
 
     run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("others", NOTHING.values(), ids=list(NOTHING))
+@pytest.mark.parametrize("collectives", [TOP_LEVEL, OF_REPLICAS], ids=["ranks", "replicas"])
+def test_no_array_on_one_of_the_ranks(collectives, others):
+    def on_rank(call):
+        run = _strategy()
+        _refused_between_right_calls(lambda value: run(call, value), others)
+        return run(call, others[0])
+
+    for call in collectives.values():
+        assert run_ranks(2, on_rank, call) == [others[0]] * 2
+
+
+@pytest.mark.parametrize("others", list(NOTHING["list"]))
+def test_no_pair_on_one_of_the_ranks(others):
+    def reduced(strategy, values):
+        return strategy.extended.batch_reduce_to("sum", [(value, "/cpu:0") for value in values])
+
+    def on_rank():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        with pytest.raises(
+            CollectiveMismatchError, match=r"rank 1 passed 1 tensor to all_reduce\(sum\), rank 0 passed 0"
+        ):
+            reduced(strategy, NOTHING["list"][mpidist.rank()])
+        return [each.tolist() for each in reduced(strategy, others)]
+
+    assert run_ranks(2, on_rank) == [[(2 * value).tolist() for value in others]] * 2
 
 
 @pytest.mark.parametrize("others", [([ONE, ONE], [ONE]), (ONE, (ONE, ONE))])

@@ -9,7 +9,7 @@ import mpidist
 from mpidist.testing import run_ranks
 
 
-def job(fn: Callable[..., Any], ranks: int, **arguments: Any) -> list[Any]:
+def job(fn: Callable[..., Any], ranks: int, *, timeout_seconds: float = 10, **arguments: Any) -> list[Any]:
     """Return what ``fn(strategy)`` returns on every rank that is no server, in rank order."""
     arguments.setdefault("num_ps", 1)
 
@@ -17,7 +17,7 @@ def job(fn: Callable[..., Any], ranks: int, **arguments: Any) -> list[Any]:
         result = fn(mpidist.ParameterServerStrategy(**arguments))
         return ("returned", result)
 
-    return [found[1] for found in run_ranks(ranks, main, timeout_seconds=10) if found is not None]
+    return [found[1] for found in run_ranks(ranks, main, timeout_seconds=timeout_seconds) if found is not None]
 
 
 def one_worker(fn: Callable[..., Any], servers: int = 1, **arguments: Any) -> Any:

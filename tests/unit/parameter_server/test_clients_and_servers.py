@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mpidist
-from mpidist.errors import RankFailedError, ServerError, TornVariableError
+from mpidist.errors import RankFailedError, ServerError, TornVariableError, TransportTimeoutError
 from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, Ftrl, RMSprop
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.parameter_server.copies import Buffers
@@ -810,6 +810,48 @@ def test_clients_that_push_variables_of_different_servers_do_not_wait_for_each_o
     _, served = run(2, job, servers, BackupWorkers(2), far=far, timeout_seconds=10)
     (steps,) = {server.store.optimizers[0].optimizer.iterations for server in served}
     assert value(served, (0, 0)) + value(served, (1, 0)) == -steps
+
+
+@NEAR_AND_FAR
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_lists_that_are_alike_on_one_of_several_servers_are_gathered_as_on_one_server(servers, far):
+    """A list of both variables, and one of the first alone, are two steps on all servers."""
+
+    def job(client):
+        make(client, [spec(0), spec(1), spec(2)], servers)
+        optimizer = client.register_optimizer(SGD(1.0))
+        for _ in range(10):
+            client.refresh()
+            client.value((0, 0))
+            numbers = [1, 0] if client.number == 0 else [0]
+            client.push(optimizer, [((number, 0), numpy.full((), 1.0 + client.number)) for number in numbers])
+        client.flush()
+
+    _, served = run(2, job, servers, BackupWorkers(2), far=far, timeout_seconds=10)
+    assert [value(served, (number, 0)) for number in range(3)] == [-10 * (1.0 + 2.0), -10.0, 0.0]
+    assert [server.store.optimizers[0].optimizer.iterations for server in served] == [20] * servers
+
+
+@NEAR_AND_FAR
+def test_who_waits_in_vain_for_the_gradients_of_others_is_told_what_they_are(far):
+    is_over = threading.Event()
+
+    def job(client):
+        make(client, [spec(0)])
+        optimizer = client.register_optimizer(SGD(1.0))
+        if client.number:
+            assert is_over.wait(30)
+            return
+        client.push(optimizer, [((0, 0), numpy.ones(()))])
+        try:
+            client.flush()
+        finally:
+            is_over.set()
+
+    which = "waits for ps 0 .* to (apply what it pushed|answer 'flush')"
+    others = "with the gradients of workers that push the same lists of variables in the same order: nothing came in"
+    with pytest.raises(TransportTimeoutError, match=f"{which}, {others}"):
+        run(2, job, 1, BackupWorkers(2), far=far, timeout_seconds=1)
 
 
 @pytest.mark.parametrize("consistency", [None, StaleSynchronous(0), BackupWorkers(2)])

@@ -774,6 +774,34 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_count_of_steps_that_there_cannot_be_is_refused_and_changes_nothing(strategy):
+    def train(strategy):
+        run = Run(strategy, "adam").train(0, 1)
+        optimizer, said, count = run.optimizer, [], numpy.array(4)
+        for given in (2**63, -1, 1.5, True, None, numpy.nan):
+            with pytest.raises((ValueError, TypeError)) as error:
+                optimizer.iterations = given
+            said.append(str(error.value))
+        left = optimizer.iterations
+        optimizer.iterations = count
+        run.train(1, 2)
+        return said, left, optimizer.iterations, int(count)
+
+    said, *counts = STRATEGIES[strategy](train)
+    assert counts == [1, 5, 4]
+    assert said == [
+        *(
+            f"Adam.iterations must be from 0 to 2**63 - 1, got {each}; set the number of updates made"
+            for each in (2**63, -1)
+        ),
+        *(
+            f"Adam.iterations must be a whole number, got {each!r} ({type(each).__name__}); pass an int"
+            for each in (1.5, True, None, numpy.nan)
+        ),
+    ]
+
+
 #: First strategy, later one, optimizer.  Adam has more slots, and a count of steps that matters.
 ROUTES = grid(
     [(first, later, "adam") for first in STRATEGIES for later in STRATEGIES]

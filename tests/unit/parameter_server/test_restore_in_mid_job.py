@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 import mpidist
+from mpidist.errors import TransportTimeoutError
 from mpidist.optimizers import SGD
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
 from mpidist.parameter_server.server.store import Store
@@ -82,6 +83,7 @@ def test_nothing_of_gradients_from_before_is_part_of_later_steps(lost_by, tmp_pa
             optimizer = SGD(1.0, gradient_accumulation_steps=2 if is_accumulated else 1)
         checkpoint = mpidist.Checkpoint(w=w, optimizer=optimizer)
         checkpoint.save(path)
+        strategy.extended._client.meet(99)  # the checkpoint has nothing of what is pushed below
 
         def push(value):
             optimizer.apply_gradients([(numpy.full(1, value, "float32"), w)])
@@ -110,6 +112,26 @@ def test_the_last_step_of_backup_workers_before_has_all_its_gradients(tmp_path):
         return w.read_value().tolist()
 
     assert job(on_worker, 4, consistency=BackupWorkers(3)) == [[-(1.0 + 3.0 + 9.0) / 3]] * 3
+
+
+def test_a_worker_that_does_not_restore_is_named(tmp_path):
+    is_over = threading.Event()
+
+    def on_worker(strategy):
+        with strategy.scope():
+            checkpoint = mpidist.Checkpoint(w=mpidist.Variable(numpy.zeros(2)))
+        checkpoint.save(tmp_path / "checkpoint.h5")
+        if strategy.extended.number == 1:
+            assert is_over.wait(60)
+            return
+        try:
+            checkpoint.restore(tmp_path / "checkpoint.h5")
+        finally:
+            is_over.set()
+
+    missing = r"rank \d waits for rank 1 \(localhost\) to make a call that all workers make, as of restore"
+    with pytest.raises(TransportTimeoutError, match=f"{missing}: nothing came in"):
+        job(on_worker, 4, timeout_seconds=4)
 
 
 def test_a_worker_that_has_ended_is_not_waited_for(tmp_path):

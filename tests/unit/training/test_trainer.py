@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections import namedtuple
 from pathlib import Path
 from unittest import mock
@@ -13,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 
 import mpidist
+from mpidist import nest
 from mpidist.collectives.reductions import update
-from mpidist.errors import CollectiveMismatchError, InputError
+from mpidist.errors import CollectiveMismatchError, InputError, RemoteReplicaError
 from mpidist.input import Dataset
 from mpidist.testing import run_ranks
 from mpidist.training.callbacks import Callback, LambdaCallback, ModelCheckpoint
@@ -759,6 +761,32 @@ def test_gradients_that_might_go_to_one_anothers_variables_are_refused():
     trainer = mpidist.Trainer(lambda p, x: (0.0, {"a": p[0], "b": p[1]}), w, mpidist.optimizers.SGD(0.1))
     with pytest.raises(ValueError, match="by no key, no key; got them by 'a', 'b'"):
         trainer.fit(numpy.zeros(4), verbose=0)
+
+
+@pytest.mark.parametrize("as_dict", [dict, lambda pairs: {"in": dict(pairs)}], ids=["flat", "nested"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_gradients_by_other_keys_in_a_later_step_are_refused(size, as_dict):
+    """Before, only those of the first step were looked at, and the others went to one another's variables."""
+
+    def on_rank():
+        strategy = mpidist.MirroredStrategy()
+        with strategy.scope():
+            variables = as_dict([(name, mpidist.Variable(numpy.zeros(2), name=name)) for name in "ab"])
+        steps = itertools.count()
+        is_last = strategy.extended.replica_id == size - 1
+
+        def value_and_grad(parameters, x):
+            names = "bc" if next(steps) == 2 and is_last else "ba"
+            return 0.0, as_dict([(name, numpy.full(2, 1.0 + "abc".index(name))) for name in names])
+
+        trainer = mpidist.Trainer(value_and_grad, variables, mpidist.optimizers.SGD(1.0))
+        with pytest.raises(
+            ValueError if is_last else RemoteReplicaError, match="got them by .*b', '.*c': they might go"
+        ):
+            trainer.fit(numpy.zeros(4 * size), batch_size=size, verbose=0)
+        return [each.numpy().tolist() for each in nest.flatten(variables)]
+
+    assert run_ranks(size, on_rank) == [[[-2.0, -2.0], [-4.0, -4.0]]] * size  # of two steps
 
 
 def test_functions_are_not_called_without_rows():
