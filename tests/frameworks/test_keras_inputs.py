@@ -35,6 +35,7 @@ from tests.frameworks.keras_models import (
     pair,
     rank,
     ranks,
+    sequential,
     stock,
 )
 
@@ -201,6 +202,22 @@ def test_a_loader_of_pytorch():
 
     (one, expected), (many, found) = pair(functional, compiled())(train)
     assert_histories(expected, found)
+    assert_same(one, many)
+
+
+@pytest.mark.parametrize("make", [Batches, loader])
+def test_a_validation_leaves_the_order_of_rows(make):
+    """Also where a loader of PyTorch draws a seed for each pass, from the generator that shuffles."""
+    pytest.importorskip("torch")
+
+    def train(model):
+        history = model.fit(X, Y, batch_size=8, epochs=3, validation_data=make(), verbose=0)
+        model.evaluate(make(), verbose=0)
+        return history, model.fit(X, Y, batch_size=8, verbose=0)
+
+    (one, expected), (many, found) = pair(functional, compiled())(train)
+    for mine, other in zip(expected, found, strict=True):
+        assert_histories(mine, other)
     assert_same(one, many)
 
 
@@ -396,6 +413,34 @@ def test_a_step_of_one_s_own():
     (one, expected), (many, found) = pair(own_step, compiled())(train)
     assert_histories(expected, found)
     assert_same(one, many)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.skipif(BACKEND != "torch", reason="arrays of JAX are not written again")
+def test_counts_of_a_step_of_one_s_own_beside_a_validation():
+    """Keras gives the variable itself as the result, in which a validation counts anew: one rank shows that one."""
+    import torch
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            self.zero_grad()
+            predictions = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=predictions)
+            loss.backward()
+            weights = list(self.trainable_weights)
+            with torch.no_grad():
+                self.optimizer.apply([each.value.grad for each in weights], weights)
+            for metric in self.metrics:
+                metric.update_state(*([loss] if metric.name == "loss" else [y, predictions]))
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    labels = (Y > 0).astype("float32")
+    metrics = [keras.metrics.TruePositives(thresholds=0.0, name="positives")]
+    model = distributed(lambda: Own(sequential().layers), compiled("hinge", metrics, keras.optimizers.SGD))
+    model.layers[-1].bias.assign([9.0])  # so every row counts as positive
+    history = model.fit(X, labels, batch_size=16, validation_data=(X[:7], labels[:7]), verbose=0).history
+    assert (history["positives"], history["val_positives"]) == ([labels.sum()], [labels[:7].sum()])
 
 
 def noted(shapes):
