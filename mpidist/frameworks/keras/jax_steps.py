@@ -220,7 +220,10 @@ class _Halves(_Step):
             present = [each for each in gradients if each is not None]
             arrays = [numpy.asarray(each) for each in (*present, *changed.values())]
             dtype = arrays[0].dtype if arrays else "float32"  # of none, where all weights are frozen
-            votes, places = numpy.array([replica.is_vote], dtype), replica.places([each is not None for each in gradients])
+            votes, places = (
+                numpy.array([replica.is_vote], dtype),
+                replica.places([each is not None for each in gradients]),
+            )
             totals = replica.reduce(ReduceOp.SUM, [*arrays, votes, *places])
             results, votes = totals[: len(arrays)], totals[len(arrays)]
             replica.require_same_places(totals[len(arrays) + 1 :], replica.count)
