@@ -103,6 +103,21 @@ def test_arguments_of_fit(settings):
     assert_same(one, many)
 
 
+def test_weights_whose_columns_lie_one_after_the_other():
+    """So PyTorch makes orthogonal ones."""
+
+    def make():
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, kernel_initializer="orthogonal")])
+
+    def train(model):
+        model.train_on_batch(X[:7], Y[:7])
+        return model.fit(X[::-1], Y[::-1], batch_size=8, shuffle=False, verbose=0)
+
+    (one, expected), (many, found) = pair(make, compiled())(train)
+    assert_histories(expected, found)
+    assert_same(one, many)
+
+
 def test_metrics_whose_states_are_no_means():
     def compile_fn(model):
         counts = [keras.metrics.AUC(from_logits=True, name="auc"), keras.metrics.Precision(thresholds=0.0, name="p")]

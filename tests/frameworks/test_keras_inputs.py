@@ -35,6 +35,7 @@ from tests.frameworks.keras_models import (
     pair,
     rank,
     ranks,
+    sequential,
     stock,
 )
 
@@ -204,6 +205,22 @@ def test_a_loader_of_pytorch():
     assert_same(one, many)
 
 
+@pytest.mark.parametrize("make", [Batches, loader])
+def test_a_validation_leaves_the_order_of_rows(make):
+    """Also where a loader of PyTorch draws a seed for each pass, from the generator that shuffles."""
+    pytest.importorskip("torch")
+
+    def train(model):
+        history = model.fit(X, Y, batch_size=8, epochs=3, validation_data=make(), verbose=0)
+        model.evaluate(make(), verbose=0)
+        return history, model.fit(X, Y, batch_size=8, verbose=0)
+
+    (one, expected), (many, found) = pair(functional, compiled())(train)
+    for mine, other in zip(expected, found, strict=True):
+        assert_histories(mine, other)
+    assert_same(one, many)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_a_loader_that_shuffles_otherwise_on_each_rank():
     torch = pytest.importorskip("torch")
@@ -275,6 +292,24 @@ def test_doubles_become_floats():
         lambda model: model.fit(X.astype("f8"), Y.astype("f8"), batch_size=8, verbose=0)
     )
     assert_histories(expected, found)
+    assert_same(one, many)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_of_16_bits(dtype):
+    """Of which Keras computes with floats; a loss that is a sum multiplies them on each replica."""
+    weights = keras.ops.convert_to_tensor(WEIGHTS, dtype)
+
+    def train(model):
+        history = model.fit(X, Y, batch_size=7, sample_weight=weights, shuffle=False, verbose=0)
+        return history, model.train_on_batch(X[:7], Y[:7], weights[:7])
+
+    loss = keras.losses.MeanSquaredError(reduction="sum")
+    (one, expected), (many, found) = pair(functional, compiled(loss, optimizer=lambda: keras.optimizers.SGD(0.01)))(
+        train
+    )
+    assert_histories(expected[0], found[0])
+    numpy.testing.assert_allclose(found[1], expected[1], **BOUNDS)
     assert_same(one, many)
 
 
@@ -396,6 +431,71 @@ def test_a_step_of_one_s_own():
     (one, expected), (many, found) = pair(own_step, compiled())(train)
     assert_histories(expected, found)
     assert_same(one, many)
+
+
+class OverPositives(keras.metrics.Metric):
+    """The mean of outputs over rows with labels above 0: NaN of rows without."""
+
+    def __init__(self):
+        super().__init__(name="over_positives")
+        self.total, self.count = [self.add_variable((), "zeros", name=name) for name in ("total", "count")]
+
+    def update_state(self, labels, outputs, sample_weight=None):
+        counts = keras.ops.cast(labels > 0, "float32")
+        self.total.assign_add(keras.ops.sum(counts * outputs))
+        self.count.assign_add(keras.ops.sum(counts))
+
+    def result(self):
+        return self.total / self.count
+
+
+def test_a_metric_without_a_value_on_some_ranks():
+    """Beside a number that a step of one's own returns, where results of metrics are found by their values."""
+
+    class Own(keras.Sequential):
+        def test_step(self, *arguments):
+            result = super().test_step(*arguments)
+            return {**result, "own": 2.0} if BACKEND == "torch" else ({**result[0], "own": 2.0}, *result[1:])
+
+    labels = numpy.zeros_like(Y)
+    labels[:2] = 1
+
+    def evaluate(model):
+        return model.evaluate(X, labels, batch_size=64, verbose=0, return_dict=True)
+
+    make = pair(lambda: Own(sequential().layers), lambda model: model.compile("sgd", "mse", metrics=[OverPositives()]))
+    (_, expected), (_, found) = make(evaluate)
+    assert expected.keys() == found.keys() == {"loss", "over_positives", "own"}
+    for name, value in expected.items():
+        numpy.testing.assert_allclose(found[name], value, **BOUNDS, err_msg=name)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.skipif(BACKEND != "torch", reason="arrays of JAX are not written again")
+def test_counts_of_a_step_of_one_s_own_beside_a_validation():
+    """Keras gives the variable itself as the result, in which a validation counts anew: one rank shows that one."""
+    import torch
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            self.zero_grad()
+            predictions = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=predictions)
+            loss.backward()
+            weights = list(self.trainable_weights)
+            with torch.no_grad():
+                self.optimizer.apply([each.value.grad for each in weights], weights)
+            for metric in self.metrics:
+                metric.update_state(*([loss] if metric.name == "loss" else [y, predictions]))
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    labels = (Y > 0).astype("float32")
+    metrics = [keras.metrics.TruePositives(thresholds=0.0, name="positives")]
+    model = distributed(lambda: Own(sequential().layers), compiled("hinge", metrics, keras.optimizers.SGD))
+    model.layers[-1].bias.assign([9.0])  # so every row counts as positive
+    history = model.fit(X, labels, batch_size=16, validation_data=(X[:7], labels[:7]), verbose=0).history
+    assert (history["positives"], history["val_positives"]) == ([labels.sum()], [labels[:7].sum()])
 
 
 def noted(shapes):

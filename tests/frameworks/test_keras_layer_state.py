@@ -80,6 +80,21 @@ def test_what_layers_count(batch_size, calls):
     assert_alike(many)
 
 
+def test_what_layers_count_beside_one_that_is_frozen_and_trained_again():
+    """Without a new compilation: the variables of the model change their places, and get back to earlier ones."""
+    first = keras.layers.Dense(3)
+    model = distributed(
+        lambda: keras.Sequential([keras.Input((3,)), first, Counting(), keras.layers.Dense(1)]), compiled(metrics=())
+    )
+    for is_trained in (True, False, True):
+        first.trainable = is_trained
+        model.evaluate(X[:31], Y[:31], verbose=0)
+        model.test_on_batch(X[:5], Y[:5])
+        model.predict(X[:17], verbose=0)
+    assert keras.ops.convert_to_numpy(model.layers[1].rows) == 3 * (31 + 5 + 17)
+    assert keras.ops.convert_to_numpy(model.layers[1].integers) == 3 * (31 + 5 + 17)
+
+
 def test_a_sum_that_is_assigned():
     """It is not known what such a value adds: refused by the variable's name."""
 

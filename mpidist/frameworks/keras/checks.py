@@ -196,6 +196,12 @@ def loss_arguments(
     if reductions == {"sum"}:
         factor = replica.factor
         of_all = keras.ops.convert_to_tensor(factor)
-        times = keras.tree.map_structure(lambda each: of_all if each is None else each * factor, weights)
+        times = keras.tree.map_structure(lambda each: of_all if each is None else _wide(each) * factor, weights)
         arguments["sample_weight"] = times
     return arguments
+
+
+def _wide(weights: Any) -> Any:
+    """Return weights of 16 bits, in which a product would be rounded, and integers as float32.  Local."""
+    weights = keras.ops.convert_to_tensor(weights)  # on PyTorch Keras leaves arrays of bfloat16 as they are
+    return keras.ops.cast(weights, keras.backend.result_type(weights.dtype, "float32"))

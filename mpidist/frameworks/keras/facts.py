@@ -81,7 +81,7 @@ def compare_weights(replica: ModelReplica, variables: Sequence[tuple[str, Any]],
     """
     facts: Facts = []
     for place, (name, variable) in enumerate(variables):
-        array = numpy.atleast_1d(keras.ops.convert_to_numpy(variable))
+        array = numpy.ascontiguousarray(keras.ops.convert_to_numpy(variable))  # of one axis at least
         shown = checksum(array.view("uint8"), max(_MOST_BYTES // len(variables), 64))
         facts.append(fact(f"variable {place} {_without_numbers(name)}", f"{shown:#010x}"))
     replica.replicas.check(what, facts)

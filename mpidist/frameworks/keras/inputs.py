@@ -68,7 +68,15 @@ class PartAdapter(InputAdapter):
         self.handed_out: list[BatchShare] = []
 
     def parts(self, iterator_name: str) -> Iterator[tuple[BatchShare, Any]]:
-        """Yield the replica's share of each batch of an epoch, and its rows."""
+        """Return what yields the replica's share of each batch of an epoch, and its rows.
+
+        Keras' own iterator begins at once, as in one process, and not at the first batch, which Keras may never ask
+        for: a loader of PyTorch draws a seed when it begins, from the generator that shuffles.
+        """
+        return self._parts(iter(getattr(self._adapter, iterator_name)()))
+
+    def _parts(self, batches: Iterator[Any]) -> Iterator[tuple[BatchShare, Any]]:
+        """Yield shares and rows, given an epoch of the adapter's batches."""
         raise NotImplementedError(type(self).__name__)
 
     def _iterate(self, iterator_name: str) -> Iterator[Any]:
@@ -115,10 +123,6 @@ class ArrayBatches(PartAdapter):
         self._is_shuffled = bool(shuffle)
         # the order as Keras draws it, of numbers of rows in place of rows
         super().__init__(replica, get_data_adapter(numpy.arange(self._rows), batch_size=batch_size, shuffle=shuffle))
-
-    def parts(self, iterator_name: str) -> Iterator[tuple[BatchShare, Any]]:
-        # begun at once, and without a shuffle too, as Keras does: a loader of PyTorch draws a seed then
-        return self._parts(iter(getattr(self._adapter, iterator_name)()))
 
     def _parts(self, drawn: Iterator[Any]) -> Iterator[tuple[BatchShare, Any]]:
         order = self._chiefs_order(drawn)
@@ -196,7 +200,8 @@ class DatasetInput(InputAdapter):
 
 def as_given(rows: numpy.ndarray, floatx: str) -> Any:
     """Return rows of an array as Keras gives them to a step: floats in its own dtype, tensors with PyTorch.  Local."""
-    rows = rows.astype(floatx) if rows.dtype.kind == "f" and rows.dtype != floatx else rows
+    is_float = rows.dtype.kind == "f" or rows.dtype.kind == "V" and keras.backend.is_float_dtype(rows.dtype)  # bfloat16
+    rows = rows.astype(floatx) if is_float and rows.dtype != floatx else rows
     return keras.ops.convert_to_tensor(rows) if keras.backend.backend() == "torch" else rows
 
 
@@ -216,16 +221,16 @@ class KerasBatches(PartAdapter):
                 warnings.filterwarnings("ignore", "`shuffle=True` was passed")
             super().__init__(replica, get_data_adapter(x, shuffle=shuffle, class_weight=class_weight))
 
-    def parts(self, iterator_name: str) -> Iterator[tuple[BatchShare, Any]]:
-        batches = 0
-        for batch in getattr(self._adapter, iterator_name)():
-            batches += 1
+    def _parts(self, batches: Iterator[Any]) -> Iterator[tuple[BatchShare, Any]]:
+        count = 0
+        for batch in batches:
+            count += 1
             leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
             rows = rows_of(leaves)
             facts.compare_batch(self._replica, rows, [keras.ops.convert_to_numpy(leaf) for leaf in leaves])
             share = BatchShare.of(rows, self._replica.number, self._replica.count)
             yield share, cut(batch, share)
-        facts.compare_ends(self._replica, batches)
+        facts.compare_ends(self._replica, count)
 
 
 class _ReorderedBatches(keras.utils.PyDataset):

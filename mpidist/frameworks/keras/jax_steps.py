@@ -23,7 +23,7 @@ from mpidist.frameworks.keras.classes import stock
 from mpidist.frameworks.keras.current_step import in_optimizer
 from mpidist.frameworks.keras.float_range import half_variables, overflown
 from mpidist.frameworks.keras.inputs import given_rows
-from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables, only_added_to
+from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables, only_added_to, settled
 from mpidist.frameworks.keras.random_numbers import is_seed, own_seed
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
@@ -108,37 +108,43 @@ def _compiled(model: Any, fn: Callable[..., Any], **options: Any) -> Callable[..
 
 
 class _Step:
-    """A step of a model.  Which variables of layers it changes is known when it was traced."""
+    """A step of a model.
+
+    What is known of a trace alone, such as which variables of layers it changes, is the structure of what it returns:
+    the model may be traced anew, with other layers frozen, and an earlier trace be taken again.
+    """
 
     def __init__(self, model: Any, replica: ModelReplica) -> None:
         self._model, self._replica = model, replica
-        self._variables = layer_variables(model)
-        self._found: list[LayerVariable] = []
 
     @contextmanager
-    def _tracing(self, weight: Any, factor: Any) -> Iterator[Any]:
-        """Let the model's own step be traced with a part of a batch; yields what is odd in metrics."""
+    def _tracing(self, weight: Any, factor: Any) -> Iterator[tuple[Sequence[LayerVariable], Any]]:
+        """Let the model's own step be traced with a part of a batch; yields variables, and what is odd in metrics."""
         replica = self._replica
         replica.factor, replica.weight = factor, weight
         replica.weighted.clear()
+        variables = layer_variables(self._model)
         try:
-            with only_added_to(self._variables), metrics.counted(self._model, replica.count, replica) as odd:
-                yield odd
+            with only_added_to(variables), metrics.counted(self._model, replica.count, replica) as odd:
+                yield variables, odd
         finally:
             replica.factor, replica.weight = None, 1.0
 
-    def _given(self, before: Sequence[Any], after: Sequence[Any], weight: Any) -> list[Any]:
-        """Return what this replica adds to the values of layers, in a step that is traced."""
-        self._found = [each for each in self._variables if after[each.place] is not before[each.place]]
-        number = self._replica.number
-        return [each.given(jnp, before[each.place], after[each.place], weight, number) for each in self._found]
+    def _given(self, variables: Sequence[LayerVariable], before: Any, after: Any, weight: Any) -> dict[Any, Any]:
+        """Return what this replica adds to the values of layers, by place and rule, in a step that is traced."""
+        changed = [each for each in variables if after[each.place] is not before[each.place]]
+        return {
+            (each.place, each.rule): each.given(
+                jnp, before[each.place], after[each.place], weight, self._replica.number
+            )
+            for each in changed
+        }
 
-    def _settled(self, before: Sequence[Any], after: Sequence[Any], totals: Sequence[Any]) -> list[Any]:
+    def _settled(self, before: Sequence[Any], after: Sequence[Any], totals: dict[Any, Any]) -> list[Any]:
         """Return the values after a step, those that it has changed of all replicas."""
         after = list(after)
-        for each, total in zip(self._found, totals, strict=True):
-            value = each.result(numpy.asarray(before[each.place]), total)
-            after[each.place] = jnp.asarray(value, after[each.place].dtype)
+        for (place, rule), total in totals.items():
+            after[place] = jnp.asarray(settled(rule, numpy.asarray(before[place]), total), after[place].dtype)
         return after
 
 
@@ -156,19 +162,21 @@ class _Forward(_Step):
 
     def _traced(self, state: Any, data: Any, weight: Any, factor: Any) -> Any:
         """Return what the model's own step returns, and what it has changed."""
-        with self._tracing(weight, factor) as odd:
+        with self._tracing(weight, factor) as (variables, odd):
             results, after = self._whole(state, data)
         others = after[1] if self._name == "test_step" else after
-        return results, after, self._given(state[1], others, weight), odd
+        return results, after, self._given(variables, state[1], others, weight), odd
 
     def __call__(self, state: Any, data: Any, share: BatchShare | None) -> Any:
         """Return what the model's own step returns.  Collective if it changes variables of layers and has a share."""
         if share is None:  # `predict_on_batch`, where every rank has all rows
             return self._own(state, data)
         with self._replica.step(share):
-            outputs, after, arrays, odd = self._step(state, data, share.weight, share.rows / share.given_rows)
+            outputs, after, changed, odd = self._step(state, data, share.weight, share.rows / share.given_rows)
             metrics.require_sums(odd)
-            totals = self._replica.reduce(ReduceOp.SUM, [numpy.asarray(each) for each in arrays]) if arrays else []
+            arrays = [numpy.asarray(each) for each in changed.values()]
+            sums = self._replica.reduce(ReduceOp.SUM, arrays) if arrays else []
+            totals = dict(zip(changed, sums, strict=True))
         if self._name == "test_step":
             return outputs, (after[0], self._settled(state[1], after[1], totals), after[2])
         return outputs, self._settled(state[1], after, totals)
@@ -182,25 +190,20 @@ class _Halves(_Step):
         self._first_half = _compiled(model, self._first)
         self._second_half = _compiled(model, self._second, donate_argnums=(0, 1))
         self._optimizer: Any = None
-        self._is_present: list[bool] = []
 
     def _first(self, state: Any, data: Any, weight: Any, factor: Any) -> Any:
         """Return logs, weighted gradients, variables that are not trained, those of metrics, changes, odd metrics."""
         replica = self._replica
-        with self._tracing(weight, factor) as odd:
+        with self._tracing(weight, factor) as (variables, odd):
             logs, after, self._optimizer, collected = _noted(self._model, replica, state, data)
-        self._is_present = [gradient is not None for gradient in collected]
         part = weight if id(self._optimizer) not in replica.weighted else jnp.where(weight == 0, 0.0, 1.0)
-        gradients = [_weighted(each, part) for each in collected if each is not None]
-        return logs, gradients, after[1], after[3], self._given(state[1], after[1], weight), odd
+        gradients = [None if each is None else _weighted(each, part) for each in collected]
+        return logs, gradients, after[1], after[3], self._given(variables, state[1], after[1], weight), odd
 
     def _second(self, trainable: Any, optimizer_variables: Any, gradients: Any) -> Any:
         """Return the updated variables, and those of the optimizer."""
-        results = iter(gradients)
-        sums = [
-            next(results).astype(variable.dtype) if is_present else None
-            for is_present, variable in zip(self._is_present, trainable, strict=True)
-        ]
+        pairs = zip(gradients, trainable, strict=True)
+        sums = [None if each is None else each.astype(variable.dtype) for each, variable in pairs]
         sums = overflown(sums, self._model.trainable_variables, self._replica.halves)
         with in_optimizer():
             return self._optimizer.stateless_apply(optimizer_variables, sums, trainable)
@@ -214,17 +217,21 @@ class _Halves(_Step):
                 state, data, share.weight, share.rows / share.given_rows
             )
             metrics.require_sums(odd)
-            arrays = [numpy.asarray(each) for each in (*gradients, *changed)]
+            present = [each for each in gradients if each is not None]
+            arrays = [numpy.asarray(each) for each in (*present, *changed.values())]
             dtype = arrays[0].dtype if arrays else "float32"  # of none, where all weights are frozen
-            votes, places = numpy.array([replica.is_vote], dtype), replica.places(self._is_present)
+            votes, places = (
+                numpy.array([replica.is_vote], dtype),
+                replica.places([each is not None for each in gradients]),
+            )
             totals = replica.reduce(ReduceOp.SUM, [*arrays, votes, *places])
             results, votes = totals[: len(arrays)], totals[len(arrays)]
             replica.require_same_places(totals[len(arrays) + 1 :], replica.count)
             replica.is_stopped = replica.is_stopped or bool(votes[0])
-            trainable, optimizer_variables = self._second_half(
-                trainable, optimizer_variables, results[: len(gradients)]
-            )
-        others = self._settled(before, others, results[len(gradients) :])
+            sums = iter(results)  # of gradients, and then of changes
+            gradients = [None if each is None else next(sums) for each in gradients]
+            trainable, optimizer_variables = self._second_half(trainable, optimizer_variables, gradients)
+        others = self._settled(before, others, dict(zip(changed, sums, strict=True)))
         return logs, (trainable, others, optimizer_variables, metrics_variables)
 
 

@@ -64,9 +64,10 @@ class LayerVariable(NamedTuple):
         value = new - old if self.rule == _SUM else new * weight
         return xp.where(weight == 0, xp.zeros_like(value), value)  # a replica without rows computes with one of another
 
-    def result(self, old: Any, total: Any) -> Any:
-        """Return the value after the step, of the sum over the replicas.  Local."""
-        return _wide(old) + total if self.rule == _SUM else total
+
+def settled(rule: str, old: Any, total: Any) -> Any:
+    """Return the value of a variable with a rule after a step, of the sum over the replicas.  Local."""
+    return _wide(old) + total if rule == _SUM else total
 
 
 def _wide(value: Any) -> Any:

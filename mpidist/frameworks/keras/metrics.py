@@ -111,8 +111,8 @@ def flat(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_close(value: Any, other: Any) -> bool:
-    """Return whether two numbers are the same but for rounding: one may have been computed in compiled code."""
-    return isinstance(other, float) and bool(numpy.isclose(float(value), other, rtol=1e-5, atol=0))
+    """Return whether two numbers are the same, or both NaN, but for rounding: one may be that of compiled code."""
+    return isinstance(other, float) and bool(numpy.isclose(float(value), other, rtol=1e-5, atol=0, equal_nan=True))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from mpidist.frameworks.keras import checks, metrics
 from mpidist.frameworks.keras.classes import stock
 from mpidist.frameworks.keras.float_range import half_variables
 from mpidist.frameworks.keras.inputs import given_rows
-from mpidist.frameworks.keras.layer_state import layer_variables, only_added_to
+from mpidist.frameworks.keras.layer_state import layer_variables, only_added_to, settled
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
@@ -120,7 +120,7 @@ class _WatchedState:
         """Give those that were written their values over all replicas."""
         for at, total in zip(changed, totals, strict=True):
             each = self.variables[at]
-            value = torch.as_tensor(each.result(self._old_and_new(at)[0], total))
+            value = torch.as_tensor(settled(each.rule, self._old_and_new(at)[0], total))
             type(each.variable).assign(each.variable, value.to(each.variable.value.dtype))
         self.look()
 
@@ -171,7 +171,8 @@ def step(model: Any, replica: ModelReplica, name: str, data: Any) -> Any:
     for variable, value in kept:
         variable.assign(value)
     if not replica.is_for_one_batch:
-        return logs
+        # a metric may return its variable itself, in which a validation counts before Keras reads the logs of the epoch
+        return keras.tree.map_structure(lambda log: log.clone() if torch.is_tensor(log) else log, logs)
     found = model.get_metrics_result()
     return found if found.keys() == logs.keys() else metrics.agreed(replica, logs, share.own_rows)
 
