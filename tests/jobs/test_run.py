@@ -229,6 +229,14 @@ def test_an_exception_that_does_not_end_its_program_ends_no_job(tmp_path, surviv
     assert "ZeroDivisionError" in result.stderr
 
 
+def test_an_exception_at_a_prompt_ends_no_job():
+    program = command("-n", "1", "--quiet", "--timeout", "60", sys.executable, "-i")
+    typed = "from mpi4py import MPI\n1 / 0\nprint(MPI.COMM_WORLD.size)\n"
+    result = subprocess.run(program, env=environ(), input=typed, capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stdout) == (0, "1\n"), result.stderr
+    assert "ZeroDivisionError" in result.stderr
+
+
 @pytest.mark.parametrize("status", [0, 3])
 def test_all_ranks_may_leave_a_program_of_mpi4py_alone_by_exit(tmp_path, status):
     result = run(tmp_path, ALONE.format(end="pass") + f"sys.exit({status})", "--timeout", "60", ranks=3)

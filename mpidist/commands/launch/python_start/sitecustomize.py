@@ -32,10 +32,10 @@ def _is_ended_by_exception() -> bool:
     """Return whether the last exception that Python printed has gone through all of the program.
 
     The hook for exceptions is the program's: it may have another.  Others are printed, too, upon which a program goes
-    on: of C's calls, which have a caller, and of its threads, which do not begin with a program.
+    on: of C's calls, which have a caller, of its threads, which do not begin with a program, and at a prompt.
     """
     trace = getattr(sys, "last_traceback", None)
-    if trace is None:
+    if trace is None or hasattr(sys, "ps1"):
         return False
     first = trace.tb_frame
     return first.f_back is None and first.f_code.co_name in ("<module>", "_run_module_as_main")
