@@ -17,7 +17,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that has the name `path` once the block has ended; local."""
+    """Yield a file that has the name `path` once the block has ended; a device or a pipe is written as it is; local."""
+    if path.exists() and not path.is_file():
+        with open(path, "wb") as file:
+            yield file
+        return
+    path = path.resolve()  # a link stays one
     part = path.with_name(f".{path.name}.{os.urandom(16).hex()}.part")
     try:
         with open(part, "xb") as file:

@@ -164,13 +164,14 @@ def _plugin(scheduler: Scheduler, in_container: bool) -> str:
 def _write(path: Path, text: str) -> bool:
     """Write a script that can be run; a file that differs is kept, and said."""
     try:
-        if not path.exists():
-            with written(path) as file:
-                file.write(text.encode())
-                os.chmod(file.fileno(), 0o755)
-        elif path.read_bytes() != text.encode():
+        if path.is_file() and path.read_bytes() != text.encode():
             print(f"mpidist job: {path} exists and differs: remove it, or give another name with -o", file=sys.stderr)
             return False
+        if not path.is_file():
+            with written(path) as file:
+                file.write(text.encode())
+                if not path.exists():  # else it is a device, or a pipe
+                    os.chmod(file.fileno(), 0o755)
         return True
     except OSError as error:
         print(f"mpidist job: {path} cannot be written: {error.strerror}", file=sys.stderr)

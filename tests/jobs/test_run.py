@@ -208,16 +208,32 @@ def test_an_exception_of_a_program_of_mpi4py_alone_ends_the_job(tmp_path, way, e
     assert last_words(result, 1).endswith(f"{said}\n")
 
 
+def test_an_exception_ends_the_job_of_a_program_with_a_hook_of_its_own(tmp_path):
+    own = "sys.excepthook = lambda *of: print('own hook:', of[1], file=sys.stderr)"
+    result = run(tmp_path, ALONE.format(end=f"{own}; raise ValueError('boom')"), "--timeout", "60", ranks=3)
+    assert (result.returncode, result.stdout) == (1, ""), result.stderr
+    assert "own hook: boom\n" in result.stderr
+
+
 @pytest.mark.parametrize(
     "survived",
     [
         "thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()",
         "try: 1 / 0\n    except ZeroDivisionError: sys.excepthook(*sys.exc_info())",
+        "import ctypes; ctypes.pythonapi.PyRun_SimpleString(b'1 / 0')",  # as C does that calls Python
     ],
 )
 def test_an_exception_that_does_not_end_its_program_ends_no_job(tmp_path, survived):
     result = run(tmp_path, ALONE.format(end=survived), "--timeout", "60", ranks=3)
     assert (result.returncode, result.stdout) == (0, "over\n" * 3), result.stderr
+    assert "ZeroDivisionError" in result.stderr
+
+
+def test_an_exception_at_a_prompt_ends_no_job():
+    program = command("-n", "1", "--quiet", "--timeout", "60", sys.executable, "-i")
+    typed = "from mpi4py import MPI\n1 / 0\nprint(MPI.COMM_WORLD.size)\n"
+    result = subprocess.run(program, env=environ(), input=typed, capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stdout) == (0, "1\n"), result.stderr
     assert "ZeroDivisionError" in result.stderr
 
 
@@ -239,12 +255,27 @@ def test_a_rank_that_waits_for_the_others_at_its_end_is_named(tmp_path, status):
     assert len(said) == 1, result.stderr
 
 
-def test_the_users_own_start_of_python_is_run(tmp_path):
+#: A start of Python that makes way for the next one, as programs that watch others put in front.
+FOREMOST = """
+import os, sys
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["sitecustomize"]
+import sitecustomize
+"""
+
+
+@pytest.mark.parametrize("put_in_front", ["", "PYTHONPATH={tmp_path}/foremost:$PYTHONPATH"])
+def test_the_users_own_start_of_python_is_run(tmp_path, put_in_front):
     (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = __file__\n")
+    (tmp_path / "foremost").mkdir()
+    (tmp_path / "foremost" / "sitecustomize.py").write_text(FOREMOST)
+    shown = "import os, sys; print(os.environ['OWN'], os.environ['PYTHONPATH'], 'python_start' in str(sys.path))"
+    line = f'{put_in_front.format(tmp_path=tmp_path)} exec "$0" "$@"'
+    program = ["sh", "-c", line, sys.executable, "-c", shown]
     paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    program = [sys.executable, "-c", "import os; print(os.environ['OWN'], os.environ['PYTHONPATH'])"]
     result = run_process(command("-n", "2", "--quiet", *program), {**environ(), **paths}, 300)
-    assert result.stdout == f"{tmp_path}/sitecustomize.py {tmp_path}:{ROOT}\n" * 2, result.stderr
+    kept = f"{tmp_path}/foremost:" if put_in_front else ""
+    assert result.stdout == f"{tmp_path}/sitecustomize.py {kept}{tmp_path}:{ROOT} False\n" * 2, result.stderr
 
 
 def test_who_ended_the_job_by_abort_is_not_taken_for_killed(tmp_path):

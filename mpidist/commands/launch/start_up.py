@@ -86,10 +86,11 @@ def judge(ranks: Sequence[RankState], warn_seconds: float, timeout_seconds: floa
     others = [rank for rank, state in enumerate(ranks) if state.over_seconds is None and state.lives_alone]
     waited = max((ranks[rank].over_seconds or 0.0 for rank in over), default=0.0)
     if others and 0 < warn_seconds <= waited:
-        their, them = ("its", "it") if len(over) == 1 else ("their", "them")
-        came = f"{ranks_text(over)} came to the end of {their} program {waited:.0f} s ago"
+        its, early = "its" if len(over) == 1 else "their", ranks_text(over)
+        came = f"{early} came to the end of {its} program {waited:.0f} s ago"
         waits = f"{_wait(over)} in MPI_Finalize for {ranks_text(others)}"
-        return Verdict(f"{came}, and {waits}. A call there that needs {them} does not end")
+        works = "it works" if len(others) == 1 else "they work"
+        return Verdict(f"{came}, and {waits}. All is well while {works} alone; a call that needs {early} hangs")
     return None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
+import threading
 
 import pytest
 
@@ -144,6 +146,19 @@ def test_a_file_is_written_once_and_one_that_differs_is_kept(capsys, folder):
     assert job.main(["slurm", "-o", "job.sh", "--nodes", "2", "train.py"]) == 1
     assert "job.sh exists and differs" in capsys.readouterr().err
     assert path.read_text() == text
+
+
+def test_a_script_goes_through_a_pipe_which_is_not_read(folder):
+    os.mkfifo(folder / "pipe", 0o600)
+    reader = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    job.main(["slurm", "-o", "job.sh", "train.py"])
+    writer = threading.Thread(target=job.main, args=(["slurm", "-o", "pipe", "train.py"],), daemon=True)
+    writer.start()
+    writer.join(20)
+    came, of_file = os.read(reader, 1 << 16).decode(), (folder / "job.sh").read_text()
+    os.close(reader)
+    assert not writer.is_alive() and came == of_file.replace("-o job.sh", "-o pipe")
+    assert stat.S_IMODE(os.stat(folder / "pipe").st_mode) == 0o600
 
 
 def test_what_the_scheduler_says_about_the_script_is_shown(capsys, folder):

@@ -11,30 +11,43 @@ import atexit
 import os
 import sys
 from importlib.machinery import PathFinder
-from typing import Any
 
-_before, _process = sys.excepthook, os.getpid()
+_process = os.getpid()
 #: Where notes of this rank go, without their suffixes.
 _notes = os.environ.pop("mpidist_notes", "")
 
 
-def _end_job(kind: Any, error: BaseException, trace: Any) -> None:
-    """Print the error; where it is what ends the program, have mpi4py abort the job instead of waiting in MPI's end."""
-    _before(kind, error, trace)
-    ends_program = getattr(sys, "last_value", None) is error and os.getpid() == _process  # by a call it ends nothing
-    if ends_program and "mpi4py.MPI" in sys.modules:
+def _at_end() -> None:
+    """Where an exception ends the program, have mpi4py abort the job in place of MPI's end; note that it is over."""
+    if os.getpid() != _process:  # a forked child
+        return
+    if "mpi4py.MPI" in sys.modules and _is_ended_by_exception():
         from mpi4py.run import set_abort_status
 
-        set_abort_status(error if isinstance(error, KeyboardInterrupt) else 1)
+        set_abort_status(sys.last_value if isinstance(sys.last_value, KeyboardInterrupt) else 1)
+    _note_end()
+
+
+def _is_ended_by_exception() -> bool:
+    """Return whether the last exception that Python printed has gone through all of the program.
+
+    The hook for exceptions is the program's: it may have another.  Others are printed, too, upon which a program goes
+    on: of C's calls, which have a caller, of its threads, which do not begin with a program, and at a prompt.
+    """
+    trace = getattr(sys, "last_traceback", None)
+    if trace is None or hasattr(sys, "ps1"):
+        return False
+    first = trace.tb_frame
+    return first.f_back is None and first.f_code.co_name in ("<module>", "_run_module_as_main")
 
 
 def _note_end() -> None:
     """Note that the program is over, where `mpidist run` is on this machine and this process is what it has started."""
     try:
-        with open(_notes + ".process") as note:
-            is_rank = note.read().strip() == str(os.getpid())
+        with open(_notes + ".process", "rb") as note:
+            is_rank = note.read().strip() == b"%d" % _process
         if is_rank:
-            open(_notes + ".over", "w").close()
+            open(_notes + ".over", "wb").close()
     except OSError:  # another machine, or a job that is being ended
         return
 
@@ -50,12 +63,14 @@ def _import_own() -> None:
 
 
 _folder = os.path.dirname(os.path.abspath(__file__))
-_first, _, _rest = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
-if _first == _folder:
-    sys.excepthook = _end_job
-    atexit.register(_note_end)  # the first to be registered is the last to be called
-    sys.path[:] = [each for each in sys.path if each != _folder]
+_paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+# another's start of Python may have come before it
+_own = [path for path in _paths if path and os.path.abspath(path) == _folder]
+if _own:
+    atexit.register(_at_end)  # the first to be registered is the last to be called
+    sys.path[:] = [path for path in sys.path if path not in (_folder, *_own)]
     del os.environ["PYTHONPATH"]
+    _rest = [path for path in _paths if path not in _own]
     if _rest:
-        os.environ["PYTHONPATH"] = _rest
+        os.environ["PYTHONPATH"] = os.pathsep.join(_rest)
     _import_own()
