@@ -241,15 +241,10 @@ def all_reduce_init(
     communicator, verb = launched_communicator(), ReduceOp.parse(op).verb
     adjustment = Adjustment(prescale, postscale, none_as_zeros)
 
-    def bind(examples: list[Any], paths: Paths) -> Bound | None:
-        if not examples:
-            return None
+    def bind(examples: list[Any], paths: Paths) -> Bound:
         return communicator.engine().bind(examples, verb, timeout_seconds, adjustment, paths)
 
-    def reduce(given: list[Any], paths: Paths) -> list[Any]:
-        return communicator.all_reduce_list(given, verb, timeout_seconds=timeout_seconds, names=paths)
-
-    return PersistentAllReduce(bind, reduce, like, _array, adjustment, verb)
+    return PersistentAllReduce(bind, like, _array, none_as_zeros)
 
 
 def all_gather_init(like: Any, axis: int = 0, *, timeout_seconds: float | None = None) -> PersistentCollective:

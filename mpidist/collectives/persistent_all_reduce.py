@@ -10,7 +10,6 @@ import numpy
 from mpidist import nest
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.persistent import UnlikeArraysError
-from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment, adjusted
 from mpidist.collectives.structures import Paths
 
 
@@ -30,26 +29,21 @@ class PersistentAllReduce:
     Parameters
     ----------
     bind : callable
-        ``bind(arrays, paths)`` returns the bound all-reduce of lists like this one, or None where none can be bound.
-    reduce : callable
-        ``reduce(arrays, paths)`` reduces a list where none is bound.
+        ``bind(arrays, paths)`` returns the bound all-reduce of lists like this one.
     like : array, or nested tuples, lists and dicts of arrays
         Its shapes and dtypes count; no reference to it is kept.
     array_of : callable
         ``array_of(leaf)`` returns the array that a leaf is.
-    adjustment : Adjustment
-        What ``bind`` was asked for.
-    op : str
+    none_as_zeros : bool
+        Whether an array may be None in a call.
     """
 
     def __init__(
         self,
-        bind: Callable[[list[Any], Paths], BoundAllReduce | None],
-        reduce: Callable[[list[Any], Paths], list[Any]],
+        bind: Callable[[list[Any], Paths], BoundAllReduce],
         like: Any,
         array_of: Callable[[Any], Any],
-        adjustment: Adjustment = AS_IT_IS,
-        op: str = "sum",
+        none_as_zeros: bool = False,
     ) -> None:
         leaves, paths = nest.with_paths(like)
         self._array_of = array_of
@@ -57,8 +51,8 @@ class PersistentAllReduce:
         self._signatures = [(each.dtype, each.shape) for each in examples]
         self._structure = nest.numbered(like)
         self._is_list = type(like) is list and self._structure == list(range(len(leaves)))
-        self._none_as_zeros = adjustment.none_as_zeros
-        self._bound = bind(examples, paths) or _Unbound(adjusted(reduce, examples, op, adjustment, paths))
+        self._none_as_zeros = none_as_zeros
+        self._bound = bind(examples, paths)
 
     def __call__(self, value: Any) -> Any:
         """Reduce a value like the one that this was made for.
@@ -143,8 +137,8 @@ class PersistentAllReduce:
         return results if self._is_list else nest.pack(self._structure, list(results))
 
 
-class _Unbound:
-    """Reduces where nothing is bound, as by a strategy's own way: at the start already."""
+class OwnWay:
+    """Reduces where nothing is bound, as a strategy does that has a way of its own: at the start already."""
 
     def __init__(self, reduce: Callable[[list[Any]], list[Any]]) -> None:
         self._reduce = reduce

@@ -59,7 +59,7 @@ class Replicas:
         if self._extended is None or compression is not None:
             return bind_all_reduce(self.communicator, arrays, op, compression, names)
         engine = self._extended.engine()
-        if engine is None or not arrays:
+        if engine is None:
             return _ByStrategy(self._in_own_way(op))
         return engine.bind(arrays, op)
 
@@ -89,7 +89,14 @@ class Replicas:
     def _in_own_way(self, op: str) -> Callable[[list[Any]], list[Any]]:
         """Return what reduces lists as the strategy does, past which nothing is bound."""
         extended, reduce_op = self._extended, ReduceOp.parse(op)
-        return lambda arrays: extended.reduce_arrays(reduce_op, arrays)  # type: ignore[union-attr]
+        assert extended is not None
+
+        def reduce(arrays: list[Any]) -> list[Any]:
+            if not arrays:
+                return extended.collectives.call_without_arrays(f"all_reduce({op})")
+            return extended.reduce_arrays(reduce_op, arrays)
+
+        return reduce
 
     # -- at once -------------------------------------------------------------------------------------------------------
 

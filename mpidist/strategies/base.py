@@ -550,7 +550,9 @@ class ReplicaContext(ReplicaCollectives):
 
 def _normalized_axes(axis: Axis, dimensions: int) -> tuple[int, ...]:
     """Return axes counted from the front; ValueError when one is out of range or comes twice."""
-    given = axis if isinstance(axis, Iterable) and numpy.shape(axis) else [axis]
+    given: Iterable[Any] = [axis]
+    if isinstance(axis, Iterable) and getattr(axis, "shape", None) != ():  # an array of no dimensions is one axis
+        given = axis
     axes = tuple(whole(each, "reduce: axis") for each in given)
     for each in axes:
         if not -dimensions <= each < dimensions:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpidist.arrays import plain
-from mpidist.collectives.persistent_all_reduce import PersistentAllReduce
+from mpidist.collectives.persistent_all_reduce import BoundAllReduce, OwnWay, PersistentAllReduce
 from mpidist.collectives.persistent_collective import PersistentCollective
-from mpidist.collectives.reductions.adjustment import Adjustment
+from mpidist.collectives.reductions.adjustment import Adjustment, adjusted
 from mpidist.collectives.structures import Paths
 from mpidist.cross_device_ops import value_names
 from mpidist.options import CommunicationOptions, ReduceOp
@@ -73,9 +73,9 @@ class BoundCollectives:
         adjustment = Adjustment(prescale, postscale, none_as_zeros)
         engine, op = extended.engine(options), reduce_op.verb
 
-        def bind(examples: list[Any], paths: Paths) -> Any:
-            if engine is None or not examples:
-                return None
+        def bind(examples: list[Any], paths: Paths) -> BoundAllReduce:
+            if engine is None:
+                return OwnWay(adjusted(reduce, examples, op, adjustment, paths))
             return engine.bind(examples, op, adjustment=adjustment, names=paths)
 
         def reduce(arrays: list[Any], paths: Paths) -> list[Any]:
@@ -83,7 +83,7 @@ class BoundCollectives:
                 return extended.collectives.call_without_arrays(f"all_reduce({op})", extended.timeout_seconds(options))
             return extended.reduce_arrays(reduce_op, arrays, options, value_names(paths))
 
-        return PersistentAllReduce(bind, reduce, like, _array_of, adjustment, op)
+        return PersistentAllReduce(bind, like, _array_of, none_as_zeros)
 
     def broadcast_init(
         self, like: Any, root: int = 0, options: CommunicationOptions | None = None

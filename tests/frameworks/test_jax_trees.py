@@ -10,6 +10,7 @@ import pytest
 
 import mpidist
 from mpidist.compression import Float16, TopK
+from mpidist.cross_device_ops import AllReduceCrossDeviceOps
 from mpidist.errors import CollectiveMismatchError, UnsupportedDtypeError
 from mpidist.world import world_communicator
 
@@ -571,6 +572,29 @@ class Halves(mpidist.CrossDeviceOps):
 
     def batch_reduce_implementation(self, reduce_op, pairs, options):
         return [value / 2 for value, _ in pairs]
+
+
+class Doubling(AllReduceCrossDeviceOps):
+    """A user's own way, with messages."""
+
+    def batch_reduce_implementation(self, reduce_op, pairs, options):
+        return [2 * each for each in super().batch_reduce_implementation(reduce_op, pairs, options)]
+
+
+@pytest.mark.parametrize("make", [AllReduceCrossDeviceOps, Doubling], ids=["bound", "a user's own"])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_a_tree_without_leaves_on_one_rank_is_told_so(make, is_weighted):
+    strategy = mpidist.MirroredStrategy(cross_device_ops=make())
+    rank, size = place()
+
+    def on_rank(tree):
+        return strategy.run(lambda: mj.reduce_tree(tree, weight=rank + 1.0 if is_weighted else None))
+
+    assert on_rank({}) == {}
+    if size > 1:
+        with pytest.raises(CollectiveMismatchError, match="passed 0 tensors|called all_reduce"):
+            on_rank({} if rank == 0 else {"a": jnp.ones(2)})
+    assert on_rank({}) == {}
 
 
 def test_a_user_s_own_way_of_reducing_is_taken():

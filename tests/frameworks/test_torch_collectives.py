@@ -99,6 +99,11 @@ def test_groups_of_another_length_on_one_rank_are_refused(call, number, size, ra
     assert call([torch.ones(2)], op=hvd.Sum)[0].tolist() == [size] * 2
 
 
+def test_a_group_may_be_any_iterable(size):
+    found = hvd.grouped_allreduce((torch.full((2,), each) for each in (1.0, 2.0)), op=hvd.Sum)
+    assert [each.tolist() for each in found] == [[size] * 2, [2 * size] * 2]
+
+
 def test_gathered_rows_of_different_numbers(size, rank):
     tensor = torch.full((rank + 1, 2), rank, dtype=torch.bfloat16)
     found = hvd.allgather(tensor)

@@ -6,7 +6,7 @@ out meanwhile.  Results have the dtype of what was given; a mean of integers is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -148,19 +148,19 @@ def allreduce_(
 
 def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     """Return tensors reduced one after the other; parameters as for `allreduce`.  Collective."""
-    _check_length(tensors)
-    return [allreduce(each, *args, **kwargs) for each in tensors]
+    return [allreduce(each, *args, **kwargs) for each in _counted(tensors)]
 
 
 def grouped_allreduce_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     """Reduce tensors in place, and return them; parameters as for `allreduce_`.  Collective."""
-    _check_length(tensors)
-    return [allreduce_(each, *args, **kwargs) for each in tensors]
+    return [allreduce_(each, *args, **kwargs) for each in _counted(tensors)]
 
 
-def _check_length(tensors: Sequence[torch.Tensor]) -> None:
-    """Raise unless all ranks have as many, or one's next call would be taken for a tensor that it does not have."""
-    replicas_of().check("grouped_allreduce", [fact("tensors", len(tensors))])
+def _counted(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return a list; raise unless all ranks have as many, or one's next call would be taken for a tensor of it."""
+    found = list(tensors)
+    replicas_of().check("grouped_allreduce", [fact("tensors", len(found))])
+    return found
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: None = None) -> torch.Tensor:

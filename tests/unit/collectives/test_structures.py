@@ -113,6 +113,27 @@ def test_no_array_on_one_of_the_ranks(collectives, others):
         assert run_ranks(2, on_rank, call) == [others[0]] * 2
 
 
+@pytest.mark.parametrize("is_of_strategy", [False, True])
+@pytest.mark.parametrize("none_as_zeros", [False, True])
+def test_a_start_with_no_array_waits_for_nobody(is_of_strategy, none_as_zeros):
+    def on_rank():
+        strategy = mpidist.MultiWorkerMirroredStrategy()
+        bind = (
+            mpidist.all_reduce_init
+            if not is_of_strategy
+            else lambda like, **given: strategy.all_reduce_init("sum", like, **given)
+        )
+        bound, is_first = bind({}, none_as_zeros=none_as_zeros), mpidist.rank() == 0
+        started = bound.start({}) if is_first else None
+        if is_first:
+            mpidist.send(ONE, 1)
+        else:
+            mpidist.receive(0, timeout_seconds=10)  # which rank 0 has not sent where its start waits for this one
+        return (started or bound.start({})).wait()
+
+    assert run_ranks(2, on_rank) == [{}, {}]
+
+
 @pytest.mark.parametrize("others", list(NOTHING["list"]))
 def test_no_pair_on_one_of_the_ranks(others):
     def reduced(strategy, values):

@@ -172,6 +172,18 @@ def test_what_has_no_meaning_with_other_operations_is_refused():
     on_rank()
 
 
+@pytest.mark.parametrize(
+    "axes_of",
+    [lambda: (0, -1), lambda: [numpy.int64(1), 0], lambda: {0, 1}, lambda: iter((0, 1)), lambda: numpy.arange(2)],
+    ids=["tuple", "list", "set", "iterator", "array"],
+)
+def test_axes_may_be_in_any_collection(axes_of):
+    def step():
+        return mpidist.MultiWorkerMirroredStrategy().reduce("sum", numpy.arange(6.0).reshape(2, 3), axis=axes_of())
+
+    assert run_ranks(2, step) == [2 * sum(range(6))] * 2
+
+
 # -- factors and None -------------------------------------------------------------------------------------------------
 
 
