@@ -201,7 +201,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         ------
         RuntimeError
             A block inside of another, of whichever model.  On all ranks: gradients that were reduced are changed in
-            place, to other values on other ranks, when the block ends and a replica has run out before.
+            place, to other values on other ranks, when the block ends and a replica has run out before.  Or a pass adds
+            to those that ranks have changed, and a replica has run out that has them as they were.
         """
         if not enable:
             yield
@@ -264,6 +265,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         """Take part in what others do, and end with what they have.  Collective."""
 
         reduction = self._reduction
+        reduction.run_out(joining)
 
         def take_buffers() -> None:
             broadcast_buffers(reduction.replicas, self.module, joining.active[0])
