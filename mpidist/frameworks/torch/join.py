@@ -132,4 +132,4 @@ def _is_changed(parameter: torch.Tensor, marked: ref[torch.Tensor] | None, versi
         return marked is not None
     if is_added and (marked is None or gradient.requires_grad or gradient.layout is not torch.strided):
         return False  # the pass has made it, or adds in another way than in place
-    return gradient is not (marked and marked()) or gradient._version != version + is_added
+    return gradient._version != version + is_added or gradient is not (marked and marked())
