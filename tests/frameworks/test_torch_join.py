@@ -385,6 +385,43 @@ def test_gradients_changed_in_place_on_some_ranks_when_the_block_ends():
             model.module[0].bias.grad.mul_(world().rank + 2)
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("end", ["none", "zeros", "scaled"])
+def test_gradients_of_frozen_parameters_behind_the_block(end):
+    """An optimizer with momentum moves them, too, unless they are None; rank 0 runs out at once."""
+    bare = tanh_model()
+    model = mpidist.torch.DistributedDataParallel(bare)
+    optimizer = momentum(model.parameters())
+    x, y = rows(6)
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+    bare[0].weight.requires_grad_(False)
+    expected = copy.deepcopy(bare)
+    for each, other in zip(expected.parameters(), bare.parameters(), strict=True):
+        each.grad = other.grad.clone()
+    alone = momentum(expected.parameters())
+    alone.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+    def step(model, optimizer, x, y, part=1):
+        for each in model.parameters():
+            if end == "scaled" and each.requires_grad:
+                each.grad = None
+            elif end == "scaled":
+                each.grad.mul_(0.5)
+        if end != "scaled":
+            optimizer.zero_grad(end == "none")
+        (cross_entropy(model(x), y) * part).backward()
+        optimizer.step()
+
+    with model.join():
+        for _ in range(world().rank > 0):
+            step(model, optimizer, x, y)
+    step(expected, alone, x, y, (world().size - 1) / world().size)
+    optimizer.step()
+    alone.step()
+    assert_alike(bare, expected)
+
+
 def scaled_in_part(model):
     with torch.no_grad():
         model.module[2].weight.grad.mul_(0.5)
