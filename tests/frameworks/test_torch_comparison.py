@@ -111,6 +111,25 @@ def test_several_optimizers_of_a_module():
     assert_alike(model, alone)
 
 
+def test_an_optimizer_that_another_takes_the_place_of():
+    """The first is dropped when its hyperparameters are still to be compared."""
+
+    def trained(model, batches):
+        optimizer = momentum(model.parameters())
+        for number, (x, y) in enumerate(batches):
+            model.zero_grad()
+            cross_entropy(model(x), y).backward()
+            if number == 2:
+                optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            optimizer.step()
+
+    alone, model = tanh_model(), tanh_model()
+    whole = [rows(12, seed=seed) for seed in range(5)]
+    trained(alone, whole)
+    trained(hvd.DistributedDataParallel(model), [part(batch, "even") for batch in whole])
+    assert_alike(model, alone)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_hyperparameters_that_differ_from_the_start():
     optimizer = torch.optim.SGD(tanh_model().parameters(), lr=0.1 * (1 + world().rank))

@@ -109,12 +109,19 @@ def test_what_an_optimizer_does_not_take(options, error, match):
     lambda x: hvd.synchronize(hvd.allreduce_async_(x.clone(), None, "loss", hvd.Average)),
     lambda x: hvd.grouped_allreduce([x], None, "loss", hvd.Compression.none, hvd.Average)[0],
     lambda x: hvd.synchronize(hvd.grouped_allreduce_async([x], None, "loss", hvd.Average))[0],
+    lambda x: hvd.synchronize(hvd.grouped_allreduce_async(tensors=[x]))[0],
     lambda x: hvd.synchronize(hvd.grouped_allreduce_async_([x.clone()], None, "loss", hvd.Average))[0],
     lambda x: hvd.allgather(hvd.reducescatter(x, "rows", hvd.Compression.none, hvd.Average, None, 1.0, 1.0), "all"),
     lambda x: hvd.allgather(hvd.synchronize(hvd.reducescatter_async(x, "rows", hvd.Average, None, 0.5, 2.0))),
 ])  # fmt: skip
 def test_means(call):
     torch.testing.assert_close(call(own()), mean(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "grouped_allreduce", "reducescatter"])
+def test_names_without_a_compression(name):
+    with pytest.raises(TypeError, match=rf"^{name}_async\(\) got an unexpected keyword argument 'compression'"):
+        getattr(hvd, f"{name}_async")(own(), compression=None)
 
 
 @pytest.mark.parametrize("reduce", [

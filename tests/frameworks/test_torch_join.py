@@ -385,6 +385,134 @@ def test_gradients_changed_in_place_on_some_ranks_when_the_block_ends():
             model.module[0].bias.grad.mul_(world().rank + 2)
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("end", ["none", "zeros", "scaled"])
+def test_gradients_of_frozen_parameters_behind_the_block(end):
+    """An optimizer with momentum moves them, too, unless they are None; rank 0 runs out at once."""
+    bare = tanh_model()
+    model = mpidist.torch.DistributedDataParallel(bare)
+    optimizer = momentum(model.parameters())
+    x, y = rows(6)
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+    bare[0].weight.requires_grad_(False)
+    expected = copy.deepcopy(bare)
+    for each, other in zip(expected.parameters(), bare.parameters(), strict=True):
+        each.grad = other.grad.clone()
+    alone = momentum(expected.parameters())
+    alone.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+    def step(model, optimizer, x, y, part=1):
+        for each in model.parameters():
+            if end == "scaled" and each.requires_grad:
+                each.grad = None
+            elif end == "scaled":
+                each.grad.mul_(0.5)
+        if end != "scaled":
+            optimizer.zero_grad(end == "none")
+        (cross_entropy(model(x), y) * part).backward()
+        optimizer.step()
+
+    with model.join():
+        for _ in range(world().rank > 0):
+            step(model, optimizer, x, y)
+    step(expected, alone, x, y, (world().size - 1) / world().size)
+    optimizer.step()
+    alone.step()
+    assert_alike(bare, expected)
+
+
+def scaled_in_part(model):
+    with torch.no_grad():
+        model.module[2].weight.grad.mul_(0.5)
+
+
+def scaled_unseen(model):
+    for each in model.parameters():
+        each.grad.data.mul_(0.5)
+
+
+def scaled_anew(model):
+    for each in model.parameters():
+        each.grad = each.grad * 0.5
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("by_all", [True, False])
+@pytest.mark.parametrize("change", [scaled_in_part, scaled_unseen, scaled_anew])
+def test_passes_that_add_to_changed_gradients(change, by_all):
+    """Rank 0 runs out before the others change what its gradients are, too; a mean of those with rows needs these not.
+
+    The others' are c + n, of what they have changed and each one's own new ones.
+    """
+    size, rank = world().size, world().rank
+    bare = tanh_model()
+    model = mpidist.torch.DistributedDataParallel(bare)
+    wanted = mpidist.torch.DistributedDataParallel(copy.deepcopy(bare))
+    refused = pytest.raises(RuntimeError, match=r"added to gradients that \d of \d ranks have changed.*rank 0 had")
+    with refused if by_all else nullcontext():
+        with model.join(divide_by_initial_world_size=by_all):
+            for turn in range(1 if rank == 0 else 2):
+                if turn:
+                    change(model)
+                x, y = rows(6, seed=10 * rank + turn)
+                cross_entropy(model(x), y).backward()
+    if by_all:
+        return
+    for turn in range(2):
+        if turn:
+            change(wanted)
+        for each in range(turn, size):
+            x, y = rows(6, seed=10 * each + turn)
+            with wanted.no_sync():
+                (cross_entropy(wanted(x), y) / (size - turn)).backward()
+    for found, expected in zip(bare.parameters(), wanted.module.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("is_before", [False, True])
+def test_passes_that_add_to_gradients_that_all_ranks_have_changed(is_before):
+    """Rank 0, too, before it runs out, or all before the block begins."""
+    size, rank = world().size, world().rank
+    bare = tanh_model()
+    expected = copy.deepcopy(bare)
+    model = mpidist.torch.DistributedDataParallel(bare)
+    for turn in range(2):
+        for each in range(turn, size):
+            x, y = rows(6, seed=10 * each + turn)
+            (cross_entropy(expected(x), y) / size).backward()
+        for each in expected.parameters():
+            each.grad *= 0.5 if turn == 0 else 1
+
+    def step(turn):
+        x, y = rows(6, seed=10 * rank + turn)
+        cross_entropy(model(x), y).backward()
+        for each in model.parameters():
+            each.grad *= 0.5 if turn == 0 else 1
+
+    if is_before:
+        step(0)
+    with model.join():
+        for turn in range(is_before, 1 if rank == 0 else 2):
+            step(turn)
+    if rank:
+        for found, wanted in zip(bare.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_runs_out_with_passes_that_were_not_reduced():
+    """They do not count, and its gradients have them in."""
+    model = mpidist.torch.DistributedDataParallel(tanh_model())
+    x, y = rows(6)
+    with pytest.raises(RuntimeError, match=r"added to gradients that 1 of \d ranks have changed.*rank 0 had"):
+        with model.join():
+            cross_entropy(model(x), y).backward()
+            with model.no_sync() if world().rank == 0 else nullcontext():
+                cross_entropy(model(x), y).backward()
+
+
 def test_a_block_inside_of_another():
     model = mpidist.torch.DistributedDataParallel(tanh_model())
     other = mpidist.torch.DistributedDataParallel(tanh_model())

@@ -114,6 +114,7 @@ class StepComparison:
         self._known: WeakKeyDictionary[torch.optim.Optimizer, _Groups] = WeakKeyDictionary()
         # since the last reduction, and before it: then ranks are known to have made the same steps
         self._noted: dict[torch.optim.Optimizer, _Groups] = {}
+        self._kept: dict[torch.optim.Optimizer, _Groups] = {}  # also those that the user has dropped since
         self._ready: list[_Groups] = [] if optimizer is None else [_Groups(optimizer)]
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
@@ -133,7 +134,8 @@ class StepComparison:
     def are_compared(self) -> None:
         """Take note that a reduction, with which hyperparameters were compared, has come to its end.  Local."""
         if not self._is_of_one:
-            self._ready, self._noted = [*self._noted.values()], {}
+            self._kept, self._noted = self._noted, {}
+            self._ready = [*self._kept.values()]
 
     def compare_groups(self, bound: Any = None) -> None:
         """Have the hyperparameters compared with a bound collective; where it cannot, compare them now.  Collective."""

@@ -6,7 +6,7 @@ import inspect
 import json
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -21,6 +21,7 @@ from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadc
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.contents import Contents
 from mpidist.frameworks.torch.join import BUFFERS, Joining, sole_block
+from mpidist.frameworks.torch.marks import digest_of
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import replicas_of
 from mpidist.frameworks.torch.steps import watch_steps
@@ -201,7 +202,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         ------
         RuntimeError
             A block inside of another, of whichever model.  On all ranks: gradients that were reduced are changed in
-            place, to other values on other ranks, when the block ends and a replica has run out before.
+            place, to other values on other ranks, when the block ends and a replica has run out before.  Or a pass adds
+            to those that ranks have changed, and a replica has run out that has them as they were.
         """
         if not enable:
             yield
@@ -264,6 +266,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         """Take part in what others do, and end with what they have.  Collective."""
 
         reduction = self._reduction
+        reduction.run_out(joining)
 
         def take_buffers() -> None:
             broadcast_buffers(reduction.replicas, self.module, joining.active[0])
@@ -273,6 +276,24 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         self._share_states(root)
         if joining.followers:
             reduction.catch_up(root, joining.followers)
+            self._share_frozen(root, joining.followers)
+
+    def _share_frozen(self, root: int, followers: Sequence[int]) -> None:
+        """Give followers the gradients of frozen parameters that rank `root` has: optimizers take them.  Collective."""
+        replicas = self._reduction.replicas
+        frozen = {name: each for name, each in self.module.named_parameters() if not each.requires_grad}
+        own = {name: digest_of([each]).decode() for name, each in frozen.items() if each.grad is not None}
+        told = [json.loads(each) for each in replicas.communicator.exchange(json.dumps(own).encode(), "frozen")]
+        for name, parameter in frozen.items():
+            if len({each.get(name) for each in told}) == 1:
+                continue
+            gradient = None
+            if name in told[root]:
+                is_own = replicas.rank == root and parameter.grad is not None
+                gradient = parameter.grad.to_dense() if is_own else torch.zeros_like(parameter)
+                broadcast_tensors(replicas, [(name, gradient)], root)
+            if replicas.rank in followers:
+                parameter.grad = gradient
 
     def _share_states(self, root: int) -> None:
         """Give the states of rank `root`'s optimizers to replicas that have made fewer steps.  Collective."""

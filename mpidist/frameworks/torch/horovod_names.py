@@ -246,11 +246,11 @@ def _uncoded(fn: Any, place: int) -> Any:
     """Return a collective as Horovod's names in ``_async`` have it: without `compression`, which is at this place."""
 
     def uncoded(*args: Any, **kwargs: Any) -> Any:
+        if "compression" in kwargs:
+            raise TypeError(f"{fn.__name__}_async() got an unexpected keyword argument 'compression': it has none")
         if len(args) > place:
-            args = *args[:place], None, *args[place:]
-        else:
-            kwargs = dict(compression=None, **kwargs)
-        return fn(*args, **kwargs)
+            return fn(*args[:place], None, *args[place:], **kwargs)
+        return fn(*args, compression=None, **kwargs)
 
     uncoded.__name__ = fn.__name__
     return uncoded

@@ -96,6 +96,11 @@ class GradientOrigins:
         self.mark()
 
     @property
+    def is_changed(self) -> bool:
+        """Whether gradients were changed before the pass that is going on, and not set to zero, as far as seen."""
+        return any(each.is_changed for each in self._of(None))
+
+    @property
     def is_new(self) -> bool:
         """Whether nothing was reduced yet."""
         return not any(each.is_reduced for each in self._of(None))
@@ -123,7 +128,7 @@ class _Share:
         self.optimizer: Any = (lambda: None) if optimizer is None else ref(optimizer)
         self.parameters, self.marks = parameters, GradientMarks(parameters)
         self.is_reduced = self.is_mixed = False
-        self.is_cleared = False  # before the pass that is going on
+        self.is_cleared = self.is_changed = False  # before the pass that is going on
         if like is not None:
             self.is_reduced, self.is_mixed, self.is_cleared = like.is_reduced, like.is_mixed, like.is_cleared
 
@@ -131,7 +136,9 @@ class _Share:
         """Look whether the gradients were cleared before the pass that has just given this parameter's."""
         if is_inside and self.is_cleared:
             return
-        self.is_cleared = self.marks.state(parameter) is MarkState.CLEARED
+        state = self.marks.state(parameter)
+        self.is_cleared = state is MarkState.CLEARED
+        self.is_changed = state in (MarkState.CHANGED, MarkState.REPLACED)
         if self.is_cleared:
             self.is_reduced = False
         self.is_mixed = self.is_reduced

@@ -202,6 +202,8 @@ class GradientReduction:
                 self.origins.bind(now)
         if self.origins.begin(parameter, self._watch.is_open):
             self.parts.clear()
+        if self.joining is not None and not self._watch.is_open:
+            self.joining.look(self.origins.is_changed, parameter)
         return True
 
     def end_backward(self) -> None:
@@ -214,6 +216,8 @@ class GradientReduction:
         is_foreign = is_mixed and self.op == "sum" and self._is_stepped(None)
         if self.is_held or origins.passes < self._passes or is_foreign:
             origins.mark()
+            if self.joining is not None:
+                self.joining.mark(origins.parameters)
         else:
             self.reduce(_Given(is_mixed=is_mixed), is_at_end=not is_mixed)
 
@@ -327,6 +331,8 @@ class GradientReduction:
                 self.parts.said = rows
                 self.reduce(_Given(is_own=given.is_own))
             self.origins.mark()
+        if self.joining is not None:
+            self.joining.mark(bound.parameters)
 
     def _reduced(
         self, bound: GradientList, op: str, scale: float | None, compared: StepComparison | None, is_at_end: bool
@@ -392,6 +398,10 @@ class GradientReduction:
         # a mean over all is of gradients that have those in them that were reduced before, on all
         is_again = self.joining.is_added and self.joining.by_all
         self.reduce(_Given(MarkState.CLEARED if is_again else MarkState.KEPT, is_joined=True))
+
+    def run_out(self, joining: Joining) -> None:
+        """Look, before this replica follows others, whether its gradients are as they were reduced.  Local."""
+        joining.look(self.origins.has_local or self.origins.left() in (MarkState.CHANGED, MarkState.REPLACED))
 
     def catch_up(self, root: int, followers: Sequence[int]) -> None:
         """Give followers the gradients of rank `root`, no follower, as if they had done to them what that did since.
