@@ -221,6 +221,23 @@ def test_a_validation_leaves_the_order_of_rows(make):
     assert_same(one, many)
 
 
+def test_a_loader_that_shuffles_beside_shuffled_arrays():
+    """With one seed on every rank: the order of arrays, which is the chief's, moves the generators of all."""
+    torch = pytest.importorskip("torch")
+
+    def train(model):
+        keras.utils.set_random_seed(9)
+        torch.manual_seed(9)  # which Keras does with its own backend only
+        history = model.fit(X, Y, batch_size=8, epochs=2, validation_data=loader(shuffle=True), verbose=0)
+        return history, model.fit(loader(shuffle=True), shuffle=False, verbose=0), numpy.random.random()
+
+    (one, expected), (many, found) = pair(functional, compiled())(train)
+    for mine, other in zip(expected[:2], found[:2], strict=True):
+        assert_histories(mine, other)
+    assert_same(one, many)
+    assert found[2] == expected[2]
+
+
 @pytest.mark.mpi(min_size=2)
 def test_a_loader_that_shuffles_otherwise_on_each_rank():
     torch = pytest.importorskip("torch")

@@ -1,8 +1,8 @@
 """What `fit`, `evaluate` and `predict` are given, as this replica's parts of the global batches.
 
 Arrays are cut here: a rank takes its own rows only.  Of everything else Keras makes the global batches, as it does for
-one process, and this replica's rows are taken out of each.  The order of shuffled rows is drawn on the chief, as Keras
-draws it there, so the batches are those of one process.
+one process, and this replica's rows are taken out of each.  The order of shuffled rows is the one that Keras draws on
+the chief, so the batches are those of one process.
 """
 
 from __future__ import annotations
@@ -143,10 +143,8 @@ class ArrayBatches(PartAdapter):
         """Return the order of the rows in this epoch, as the chief draws it; None where it is theirs.  Collective."""
         if not self._is_shuffled:
             return None
-        order = numpy.empty(self._rows, "int64")
-        if self._replica.is_chief:
-            numbers = keras.tree.flatten(list(drawn))
-            order[...] = numpy.concatenate([keras.ops.convert_to_numpy(each) for each in numbers])
+        numbers = keras.tree.flatten(list(drawn))  # on every rank: generators that are alike remain so
+        order = numpy.concatenate([keras.ops.convert_to_numpy(each) for each in numbers], dtype="int64")
         return self._replica.from_chief([order])[0]
 
 
