@@ -13,6 +13,7 @@ gradients, as it would in one process.  A replica that makes no backward pass jo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -409,18 +410,23 @@ class GradientReduction:
         Collective.  RuntimeError, on all ranks, where the others have changed gradients in place, and not alike.
         """
         origins, bound = self.origins, self._current()
-        kind = ("mixed" if origins.is_mixed() else "local") if origins.has_local else origins.left().name
-        present = 0 if origins.has_local else sum(each.grad is not None for each in bound.parameters)
-        own = b"%d %s" % (present, digest_of(bound.parameters)) if present else b""
-        is_due = origins.has_local or self._is_stepped(None)
-        own = b"%d %s %s" % (is_due, kind.encode(), own)
-        told = self.replicas.communicator.exchange(own, "gradients behind join()")
-        self._all_stepped, (_, kind, content) = told[root].startswith(b"1"), told[root].decode().split(" ", 2)
-        others = {each for rank, each in enumerate(told) if rank not in followers}
-        is_alike, is_kept = len(others) == 1, kind == MarkState.KEPT.name
-        if kind == "mixed" or (is_kept and any(each.split()[1].islower() for each in others)):
+        has_passes = origins.has_local
+        present = 0 if has_passes else sum(each.grad is not None for each in bound.parameters)
+        own = {
+            "is_due": has_passes or self._is_stepped(None),
+            "has_passes": has_passes,
+            "is_mixed": has_passes and origins.is_mixed(),
+            "left": None if has_passes else origins.left().name,
+            "gradients": f"{present} {digest_of(bound.parameters).decode()}" if present else None,
+        }
+        raw = self.replicas.communicator.exchange(json.dumps(own).encode(), "gradients behind join()")
+        told = [json.loads(each) for each in raw]
+        last, others = told[root], [each for rank, each in enumerate(told) if rank not in followers]
+        self._all_stepped, left = last["is_due"], last["left"]
+        is_alike, is_kept = all(each == last for each in others), left == MarkState.KEPT.name
+        if last["is_mixed"] or (is_kept and any(each["has_passes"] for each in others)):
             return  # they have what passes were added to
-        if not is_alike and (is_kept or kind == MarkState.CHANGED.name):
+        if not is_alike and (is_kept or left == MarkState.CHANGED.name):
             raise RuntimeError(
                 f"{self.owner}: gradients were changed in place since they were reduced, to other values on other "
                 f"ranks, when join() ended, and rank {listed(map(str, followers))} of {self.replicas.size} had run out "
@@ -428,7 +434,7 @@ class GradientReduction:
                 "your own inside of the block; or call zero_grad() at its end"
             )
         aside = _put_aside(bound.parameters)
-        if is_alike and content:
+        if is_alike and last["gradients"]:
             if self.replicas.rank == root:
                 _put_back([(parameter, gradient.clone()) for parameter, gradient in aside])
             plain = bound if self.compression is None else self._list_of(self.listed(), None)
@@ -437,7 +443,7 @@ class GradientReduction:
                 plain.reduce("sum")
         if self.replicas.rank not in followers:
             _put_back(aside)
-        elif kind != MarkState.REPLACED.name:
+        elif left != MarkState.REPLACED.name:
             _put_in_place(aside, is_kept)
 
     def _refuse_inside(self, is_inside: bool) -> NoReturn:
