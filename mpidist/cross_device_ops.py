@@ -113,11 +113,10 @@ class CrossDeviceOps:
         check_pairs(pairs)
         for _, destinations in pairs:
             _check_destinations(destinations)
-        reduce_op = ReduceOp.parse(reduce_op)
+        reduce_op, options = ReduceOp.parse(reduce_op), options or CommunicationOptions()
         if not pairs:
-            return []
+            return self.communicator.all_reduce_list([], reduce_op.verb, timeout_seconds=options.timeout_seconds)
         pairs = [(component(value), destinations) for value, destinations in pairs]
-        options = options or CommunicationOptions()
         dense = [pair for pair in pairs if not isinstance(pair[0], IndexedSlices)]
         reduced = iter(self.batch_reduce_implementation(reduce_op, dense, options) if dense else [])
         return [

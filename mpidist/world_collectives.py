@@ -252,10 +252,7 @@ def all_gather_init(like: Any, axis: int = 0, *, timeout_seconds: float | None =
 
     Text has one width on all ranks.
     """
-    ranks = world_communicator()
-    return PersistentCollective(
-        ranks, "all_gather", lambda leaf: ranks.all_gather_init(_array(leaf), axis), like, _array, timeout_seconds
-    )
+    return PersistentCollective(world_communicator(), "all_gather", (axis,), like, _array, timeout_seconds)
 
 
 def gather_init(
@@ -265,33 +262,20 @@ def gather_init(
 
     Text has one width on all ranks.
     """
-    ranks = world_communicator()
-    return PersistentCollective(
-        ranks, "gather", lambda leaf: ranks.gather_init(_array(leaf), root, axis), like, _array, timeout_seconds
-    )
+    return PersistentCollective(world_communicator(), "gather", (root, axis), like, _array, timeout_seconds)
 
 
 def reduce_scatter_init(
     like: Any, op: ReduceOp | str = "sum", *, timeout_seconds: float | None = None
 ) -> PersistentCollective:
     """Return the `reduce_scatter` of values like this one.  Local."""
-    ranks, verb = world_communicator(), ReduceOp.parse(op).verb
-    return PersistentCollective(
-        ranks,
-        "reduce_scatter",
-        lambda leaf: ranks.reduce_scatter_init(_array(leaf), verb),
-        like,
-        _array,
-        timeout_seconds,
-    )
+    arguments = (ReduceOp.parse(op).verb,)
+    return PersistentCollective(world_communicator(), "reduce_scatter", arguments, like, _array, timeout_seconds)
 
 
 def broadcast_init(like: Any, root: int = 0, *, timeout_seconds: float | None = None) -> PersistentCollective:
     """Return the `broadcast` of values like this one.  Local."""
-    ranks = world_communicator()
-    return PersistentCollective(
-        ranks, "broadcast", lambda leaf: ranks.broadcast_init(_array(leaf), root), like, _array, timeout_seconds
-    )
+    return PersistentCollective(world_communicator(), "broadcast", (root,), like, _array, timeout_seconds)
 
 
 def all_to_all_init(like: Any, splits: Sequence[int] | None = None, *, timeout_seconds: float | None = None) -> Bound:

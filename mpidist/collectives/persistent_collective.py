@@ -22,9 +22,9 @@ class PersistentCollective:
     ----------
     ranks : Communicator
     verb : str
-        The collective's name.
-    bind : callable
-        ``bind(leaf)`` returns the collective of a leaf of `like`.
+        Which collective: what the method ``{verb}_init`` of `ranks` binds, to each leaf of `like`.
+    arguments : tuple
+        What that method gets after the array.
     like : array, or nested tuples, lists and dicts of arrays
         Its structure counts; no reference to it is kept.
     array_of : callable
@@ -37,15 +37,16 @@ class PersistentCollective:
         self,
         ranks: Communicator,
         verb: str,
-        bind: Callable[[Any], Bound],
+        arguments: tuple[Any, ...],
         like: Any,
         array_of: Callable[[Any], Any],
         timeout_seconds: float | None = None,
     ) -> None:
         self._array_of, self._structure = array_of, nest.numbered(like)
         self._bounds: list[Bound] = []
+        bind = getattr(ranks, f"{verb}_init")
         for leaf, paths in one_by_one(*nest.with_paths(like)):
-            bound = bind(leaf)
+            bound = bind(array_of(leaf), *arguments)
             bound.call, bound.timeout_seconds = bound.call.with_paths(paths), timeout_seconds
             self._bounds.append(bound)
         self._count = len(self._bounds)

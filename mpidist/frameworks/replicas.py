@@ -90,13 +90,7 @@ class Replicas:
         """Return what reduces lists as the strategy does, past which nothing is bound."""
         extended, reduce_op = self._extended, ReduceOp.parse(op)
         assert extended is not None
-
-        def reduce(arrays: list[Any]) -> list[Any]:
-            if not arrays:
-                return extended.collectives.call_without_arrays(f"all_reduce({op})")
-            return extended.reduce_arrays(reduce_op, arrays)
-
-        return reduce
+        return lambda arrays: extended.reduce_arrays(reduce_op, arrays)
 
     # -- at once -------------------------------------------------------------------------------------------------------
 

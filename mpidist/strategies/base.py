@@ -487,9 +487,6 @@ class ReplicaContext(ReplicaCollectives):
             return extended.reduce_arrays(reduce_op, value, options)
 
         def collective(arrays: list[Any], paths: Paths) -> list[Any]:
-            if not arrays:
-                ranks, seconds = extended.collectives, extended.timeout_seconds(options)
-                return ranks.call_without_arrays(f"all_reduce({reduce_op.verb})", seconds)
             results = repeat(arrays, paths)
             if results is None:
                 results = extended.reduce_arrays(reduce_op, arrays, options, value_names(paths))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mpidist.arrays import plain
@@ -79,8 +79,6 @@ class BoundCollectives:
             return engine.bind(examples, op, adjustment=adjustment, names=paths)
 
         def reduce(arrays: list[Any], paths: Paths) -> list[Any]:
-            if not arrays:
-                return extended.collectives.call_without_arrays(f"all_reduce({op})", extended.timeout_seconds(options))
             return extended.reduce_arrays(reduce_op, arrays, options, value_names(paths))
 
         return PersistentAllReduce(bind, like, _array_of, none_as_zeros)
@@ -89,8 +87,7 @@ class BoundCollectives:
         self, like: Any, root: int = 0, options: CommunicationOptions | None = None
     ) -> PersistentCollective:
         """Return the `broadcast` of values like this one.  Local."""
-        ranks = self._here().collectives
-        return self._bound(like, "broadcast", lambda leaf: ranks.broadcast_init(leaf, root), options)
+        return self._bound("broadcast", (root,), like, options)
 
     def all_gather_init(
         self, like: Any, axis: int, options: CommunicationOptions | None = None
@@ -99,15 +96,13 @@ class BoundCollectives:
 
         Text has one width on all replicas.
         """
-        ranks = self._here().collectives
-        return self._bound(like, "all_gather", lambda leaf: ranks.all_gather_init(leaf, axis), options)
+        return self._bound("all_gather", (axis,), like, options)
 
     def reduce_scatter_init(
         self, reduce_op: ReduceOp | str, like: Any, options: CommunicationOptions | None = None
     ) -> PersistentCollective:
         """Return the `reduce_scatter` of values like this one.  Local."""
-        ranks, op = self._here().collectives, ReduceOp.parse(reduce_op).verb
-        return self._bound(like, "reduce_scatter", lambda leaf: ranks.reduce_scatter_init(leaf, op), options)
+        return self._bound("reduce_scatter", (ReduceOp.parse(reduce_op).verb,), like, options)
 
     def all_to_all_init(
         self, like: Any, splits: Sequence[int] | None = None, options: CommunicationOptions | None = None
@@ -134,13 +129,15 @@ class BoundCollectives:
         return bound
 
     def _bound(
-        self, like: Any, verb: str, bind: Callable[[Any], Any], options: CommunicationOptions | None
+        self, verb: str, arguments: tuple[Any, ...], like: Any, options: CommunicationOptions | None
     ) -> PersistentCollective:
-        seconds = self._here().timeout_seconds(options)
-        ranks = self._here().collectives
-        return PersistentCollective(
-            ranks, verb, lambda leaf: bind(plain(dense_component(leaf, verb))), like, _array_of, seconds
-        )
+        extended = self._here()
+        seconds = extended.timeout_seconds(options)
+
+        def array_of(leaf: Any) -> Any:
+            return plain(dense_component(leaf, verb))
+
+        return PersistentCollective(extended.collectives, verb, arguments, like, array_of, seconds)
 
 
 def _array_of(leaf: Any) -> Any:

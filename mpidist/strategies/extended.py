@@ -326,12 +326,9 @@ class StrategyExtended:
         for _, destinations in value_destination_pairs:
             if isinstance(destinations, (list, tuple)):
                 raise TypeError(f"destinations must be one device, array or variable, got {destinations!r}")
-        if not value_destination_pairs:
-            name, seconds = f"all_reduce({ReduceOp.parse(reduce_op).verb})", self.timeout_seconds(options)
-            return self.collectives.call_without_arrays(name, seconds)
-        values, destinations = zip(*value_destination_pairs, strict=True)
-        arrays = [component(value) for value in values]
-        results = self.reduce_arrays(ReduceOp.parse(reduce_op), arrays, options, destinations)
+        values = [value for value, _ in value_destination_pairs]
+        destinations = [wanted for _, wanted in value_destination_pairs]
+        results = self.reduce_arrays(ReduceOp.parse(reduce_op), [*map(component, values)], options, destinations)
         return [like_given(*pair) for pair in zip(results, values, strict=True)]
 
     # -- input --------------------------------------------------------------------------------------------------------

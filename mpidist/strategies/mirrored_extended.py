@@ -74,7 +74,9 @@ class MirroredExtended(StrategyExtended):
         options = self._options if options is None else self._options.merge(options)
         if IndexedSlices in map(type, values):
             return self._reduce_with_rows(reduce_op, values, options, destinations)
-        return self.cross_device_ops.reduce_list(reduce_op, values, destinations, options) if values else []
+        if not values:
+            return self.communicator.all_reduce_list([], reduce_op.verb, timeout_seconds=options.timeout_seconds)
+        return self.cross_device_ops.reduce_list(reduce_op, values, destinations, options)
 
     def engine(self, options: CommunicationOptions | None = None) -> Engine | None:
         """Return what reduces lists of arrays; None where each value passes through methods.  Local."""
@@ -97,10 +99,11 @@ class MirroredExtended(StrategyExtended):
         """Return arrays and rows reduced over all replicas: the arrays in one fused call, then each set of rows."""
         results = list(values)
         dense = [index for index, value in enumerate(values) if not isinstance(value, IndexedSlices)]
-        wanted = None if destinations is None else [destinations[index] for index in dense]
-        reduced = self.reduce_arrays(reduce_op, [values[index] for index in dense], options, wanted)
-        for index, value in zip(dense, reduced, strict=True):
-            results[index] = value
+        if dense:
+            wanted = None if destinations is None else [destinations[index] for index in dense]
+            reduced = self.reduce_arrays(reduce_op, [values[index] for index in dense], options, wanted)
+            for index, value in zip(dense, reduced, strict=True):
+                results[index] = value
         for index in sorted({*range(len(values))} - {*dense}):
             names = None if destinations is None else names_of([destinations[index]])
             seconds = options.timeout_seconds

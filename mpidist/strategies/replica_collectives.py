@@ -182,8 +182,7 @@ class ReplicaCollectives(BoundCollectives):
 
         Text has one width on all replicas.
         """
-        ranks = self._ranks()
-        return self._bound(like, "gather", lambda leaf: ranks.gather_init(leaf, root, axis), options)
+        return self._bound("gather", (root, axis), like, options)
 
     def send_init(self, like: Any, to: int) -> BoundSend:
         """Return the `send` of arrays like this one: its ``start`` sends, and returns what is waited for.  Local."""

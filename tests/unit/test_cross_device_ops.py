@@ -135,7 +135,6 @@ def test_arguments_are_checked_before_anything_is_sent():
         ops.reduce("SUM", 1.0, ["/cpu:0"])
     with pytest.raises(ValueError, match="'LEAST' is not a valid ReduceOp"):
         ops.reduce("LEAST", 1.0, "/cpu:0")
-    assert ops.batch_reduce("SUM", []) == []
 
 
 def test_truth_values_have_no_sum():

@@ -134,18 +134,30 @@ def test_a_start_with_no_array_waits_for_nobody(is_of_strategy, none_as_zeros):
     assert run_ranks(2, on_rank) == [{}, {}]
 
 
-@pytest.mark.parametrize("others", list(NOTHING["list"]))
-def test_no_pair_on_one_of_the_ranks(others):
-    def reduced(strategy, values):
-        return strategy.extended.batch_reduce_to("sum", [(value, "/cpu:0") for value in values])
+#: Reductions of a strategy's lists by name.
+OF_LISTS = {
+    "batch_reduce_to": lambda extended, values: extended.batch_reduce_to(
+        "sum", [(value, "/cpu:0") for value in values]
+    ),
+    "reduce_arrays": lambda extended, values: extended.reduce_arrays(mpidist.ReduceOp.SUM, values),
+    "batch_reduce": lambda extended, values: extended.cross_device_ops.batch_reduce(
+        "sum", [(value, "/cpu:0") for value in values]
+    ),
+}
 
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("reduced", OF_LISTS.values(), ids=list(OF_LISTS))
+@pytest.mark.parametrize("others", list(NOTHING["list"]))
+def test_an_empty_list_on_one_of_the_ranks(others, reduced, number):
     def on_rank():
-        strategy = mpidist.MultiWorkerMirroredStrategy()
+        ops = AllReduceCrossDeviceOps(num_packs=number)
+        extended = mpidist.MirroredStrategy(cross_device_ops=ops).extended
         with pytest.raises(
             CollectiveMismatchError, match=r"rank 1 passed 1 tensor to all_reduce\(sum\), rank 0 passed 0"
         ):
-            reduced(strategy, NOTHING["list"][mpidist.rank()])
-        return [each.tolist() for each in reduced(strategy, others)]
+            reduced(extended, NOTHING["list"][mpidist.rank()])
+        return [each.tolist() for each in reduced(extended, others)]
 
     assert run_ranks(2, on_rank) == [[(2 * value).tolist() for value in others]] * 2
 
