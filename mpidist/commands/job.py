@@ -111,7 +111,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     cut = words.index("--") if "--" in words else len(words)
     asked, unknown = parser().parse_known_intermixed_args(words[:cut])
     if unknown:
-        parser().refuse(unknown[0], f"arguments of the script come after --: train.py -- {unknown[0]}")
+        parser().refuse(unknown, f"arguments of the script come after --: train.py -- {unknown[0]}")
     return asked, words[cut + 1 :]
 
 
