@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         print(self.format_help(), end="", file=file)
 
     def refuse(self, unknown: Sequence[str], hint: str, meant: str | None = None) -> NoReturn:
-        """Leave because of unknown words, all of the first one's kind: say what is `meant`, similar options, or the hint."""
+        """Leave because of unknown words, and name the first one's kind: say what is `meant`, else what is similar."""
         known = [option for action in self.actions for option in action.option_strings]
         words = [word for word in unknown if word.startswith("-") == unknown[0].startswith("-")]
         kind = "option" if words[0].startswith("-") else "argument"
