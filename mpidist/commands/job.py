@@ -101,6 +101,11 @@ def _say_errors(action: Callable[[], int]) -> int:
     except ValueError as error:
         print(f"mpidist job: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if error.filename is None:  # of the output
+            raise
+        print(f"mpidist job: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:  # of someone who has seen enough of `logs -f`
         return 128 + signal.SIGINT
 
@@ -199,9 +204,13 @@ def _problem(command: Sequence[str], text: str) -> str:
         return ""
     shown = " ".join(word for word in command if word not in ("-", "/dev/stdin"))
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_PATIENCE)
+        done = subprocess.run(
+            command, input=text, capture_output=True, encoding="utf-8", errors="replace", timeout=_PATIENCE
+        )
     except subprocess.TimeoutExpired:
         return f"{shown} did not answer within {_PATIENCE:g} s"
+    except OSError as error:
+        return f"{shown} cannot be started: {error.strerror}"
     if done.returncode == 0:
         return ""
     lines = (done.stderr + done.stdout).strip().splitlines() or [f"status {done.returncode}"]
