@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"mpidist job: {problem}", file=sys.stderr)
     path = asked.output or (f"{request.name}.sh" if asked.submit else None)
     if path is None:
-        print(text, end="")
+        sys.stdout.buffer.write(text.encode())  # as it is written to a file, whatever the locale
         return 0
     if asked.submit and problems:
         return 1

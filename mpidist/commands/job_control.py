@@ -32,7 +32,7 @@ _ENDED = "ended"
 def submit(request: Request, script: str) -> SubmittedJob:
     """Submit a script, and keep a record of the job; ValueError where the scheduler does not take it."""
     scheduler = SCHEDULERS[request.scheduler]
-    text = Path(script).read_text() if scheduler.reads_script else None
+    text = Path(script).read_text("utf-8") if scheduler.reads_script else None
     words = [*scheduler.submit, *([] if scheduler.reads_script else [script])]
     number = scheduler.read_job_id(_ask(words, text))
     pattern = scheduler.array_output if request.array is not None else scheduler.output
