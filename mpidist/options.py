@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import Any, TypeVar
 
 from mpidist.errors import quoted
@@ -140,8 +141,7 @@ class CommunicationOptions:
     def __post_init__(self) -> None:
         if self.bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must be 0 (automatic) or more, got {self.bytes_per_pack}")
-        if self.timeout_seconds is not None and not 0 <= self.timeout_seconds < math.inf:
-            raise ValueError(f"timeout_seconds must be 0 (never) or more, and finite, got {self.timeout_seconds}")
+        check_timeout(self.timeout_seconds)
         object.__setattr__(self, "implementation", CommunicationImplementation.parse(self.implementation))
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
@@ -150,6 +150,17 @@ class CommunicationOptions:
             return self
         changed = {f.name: getattr(other, f.name) for f in fields(other) if getattr(other, f.name) != f.default}
         return replace(self, **changed)
+
+
+def check_timeout(seconds: float | None) -> None:
+    """Raise TypeError or ValueError unless these are seconds to wait for, 0 (never), or None (the default).  Local."""
+    if seconds is None:
+        return
+    is_plain = type(seconds) in (int, float)  # the quick way: every call with a deadline of its own comes here
+    if not is_plain and (isinstance(seconds, bool) or not isinstance(seconds, Real)):
+        raise TypeError(f"timeout_seconds must be a number, 0 (never) or more, or None, got {quoted(seconds)}")
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"timeout_seconds must be 0 (never) or more, and finite, got {seconds}")
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"mpidist job: {problem}", file=sys.stderr)
     path = asked.output or (f"{request.name}.sh" if asked.submit else None)
     if path is None:
-        print(text, end="")
+        sys.stdout.buffer.write(text.encode())  # as it is written to a file, whatever the locale
         return 0
     if asked.submit and problems:
         return 1
@@ -101,6 +101,11 @@ def _say_errors(action: Callable[[], int]) -> int:
     except ValueError as error:
         print(f"mpidist job: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if error.filename is None:  # of the output
+            raise
+        print(f"mpidist job: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:  # of someone who has seen enough of `logs -f`
         return 128 + signal.SIGINT
 
@@ -111,7 +116,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     cut = words.index("--") if "--" in words else len(words)
     asked, unknown = parser().parse_known_intermixed_args(words[:cut])
     if unknown:
-        parser().refuse(unknown[0], f"arguments of the script come after --: train.py -- {unknown[0]}")
+        parser().refuse(unknown, f"arguments of the script come after --: train.py -- {unknown[0]}")
     return asked, words[cut + 1 :]
 
 
@@ -199,9 +204,13 @@ def _problem(command: Sequence[str], text: str) -> str:
         return ""
     shown = " ".join(word for word in command if word not in ("-", "/dev/stdin"))
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_PATIENCE)
+        done = subprocess.run(
+            command, input=text, capture_output=True, encoding="utf-8", errors="replace", timeout=_PATIENCE
+        )
     except subprocess.TimeoutExpired:
         return f"{shown} did not answer within {_PATIENCE:g} s"
+    except OSError as error:
+        return f"{shown} cannot be started: {error.strerror}"
     if done.returncode == 0:
         return ""
     lines = (done.stderr + done.stdout).strip().splitlines() or [f"status {done.returncode}"]

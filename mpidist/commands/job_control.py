@@ -32,7 +32,7 @@ _ENDED = "ended"
 def submit(request: Request, script: str) -> SubmittedJob:
     """Submit a script, and keep a record of the job; ValueError where the scheduler does not take it."""
     scheduler = SCHEDULERS[request.scheduler]
-    text = Path(script).read_text() if scheduler.reads_script else None
+    text = Path(script).read_text("utf-8") if scheduler.reads_script else None
     words = [*scheduler.submit, *([] if scheduler.reads_script else [script])]
     number = scheduler.read_job_id(_ask(words, text))
     pattern = scheduler.array_output if request.array is not None else scheduler.output
@@ -40,16 +40,25 @@ def submit(request: Request, script: str) -> SubmittedJob:
     output = pattern.format(name=request.name, job=number, number=digits[0] if digits else "")
     here = os.getcwd()
     job = SubmittedJob(number, request.scheduler, request.name, os.path.abspath(script), here, output, time.time())
-    remember(job, record_file(os.environ))
+    path = record_file(os.environ)
+    try:
+        remember(job, path)
+    except OSError as error:  # it is submitted all the same, and nobody is to do it again
+        lost = f"status, logs and cancel of mpidist do not know job {number}"
+        print(f"mpidist job: warning: {path} cannot be written ({error.strerror}): {lost}", file=sys.stderr)
     return job
 
 
 def _ask(words: Sequence[str], text: str | None = None) -> str:
     """Return what a scheduler's program prints; ValueError with its errors where it fails."""
     try:
-        done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=_PATIENCE)
+        done = subprocess.run(
+            words, input=text, capture_output=True, encoding="utf-8", errors="replace", timeout=_PATIENCE
+        )
     except FileNotFoundError:
         raise ValueError(f"there is no program {words[0]!r} here; submit where the scheduler's programs are") from None
+    except OSError as error:
+        raise ValueError(f"{words[0]} cannot be started: {error.strerror}") from None
     except subprocess.TimeoutExpired:
         raise ValueError(f"{words[0]} did not answer within {_PATIENCE:g} s") from None
     if done.returncode != 0:

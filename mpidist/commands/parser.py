@@ -35,16 +35,21 @@ class Parser(argparse.ArgumentParser):
         """Return the options; leave, with a suggestion, where one is unknown."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            self.refuse(unknown[0], f"{self.prog} --help lists what there is")
+            self.refuse(unknown, f"{self.prog} --help lists what there is")
         return found
 
-    def refuse(self, word: str, hint: str, meant: str | None = None) -> NoReturn:
-        """Leave because of an unknown word: say what is `meant`, else a similar option, else the hint."""
+    def print_help(self, file: Any = None) -> None:
+        """Print the page of help; OSError where it cannot be written, which argparse's own keeps to itself."""
+        print(self.format_help(), end="", file=file)
+
+    def refuse(self, unknown: Sequence[str], hint: str, meant: str | None = None) -> NoReturn:
+        """Leave because of unknown words, and name the first one's kind: say what is `meant`, else what is similar."""
         known = [option for action in self.actions for option in action.option_strings]
-        close = difflib.get_close_matches(word.partition("=")[0], known, n=1, cutoff=0.7)
-        meant = meant or (close[0] if close else None)
-        kind = "option" if word.startswith("-") else "argument"
-        self.error(f"there is no {kind} {word}; {f'did you mean {meant}?' if meant else hint}")
+        words = [word for word in unknown if word.startswith("-") == unknown[0].startswith("-")]
+        kind = "option" if words[0].startswith("-") else "argument"
+        close = [difflib.get_close_matches(word.partition("=")[0], known, n=1, cutoff=0.7) for word in words]
+        meant = meant or " and ".join(dict.fromkeys(match for matches in close for match in matches))
+        self.error(f"there is no {kind} {' and no '.join(words)}; {f'did you mean {meant}?' if meant else hint}")
 
 
 class _Page(argparse.RawDescriptionHelpFormatter):

@@ -100,8 +100,9 @@ def words_for(ranks: int, *command: str) -> list[str]:
 def main(argv: Sequence[str]) -> int:
     """Run the job and return its exit status; Local."""
     asked, unknown = parser().parse_known_args(argv)
-    for word in unknown:
-        parser().refuse(word, f"one of mpirun's own goes into --launcher-args='{word} ...'", instead_of(word))
+    if unknown:
+        hint = f"one of mpirun's own goes into --launcher-args='{unknown[0]} ...'"
+        parser().refuse(unknown, hint, instead_of(unknown[0]))
     options = site_options(parser())
     try:
         defaults = given_defaults(asked, "run", options, flags(options))

@@ -44,7 +44,7 @@ def _environment() -> Any:
 def _read(name: str) -> str | None:
     """Return the text of a template; from wherever the package is, a zip file too."""
     path = resources.files("mpidist.jobs") / "templates" / name
-    return path.read_text() if path.is_file() else None
+    return path.read_text("utf-8") if path.is_file() else None
 
 
 def word(text: str) -> str:

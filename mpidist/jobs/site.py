@@ -54,7 +54,7 @@ def read_site(
 def _table(path: Path, name: str) -> dict[str, Any]:
     toml = _toml()
     try:
-        document = toml.loads(path.read_text())
+        document = toml.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; expected a file such as {NAME}") from None
     except (toml.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -56,7 +56,7 @@ def remember(job: SubmittedJob, path: Path) -> None:
 def submitted_jobs(path: Path) -> list[SubmittedJob]:
     """Return all jobs of the file, the newest last; a line that is no job is left out."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text("utf-8", "replace").splitlines()
     except FileNotFoundError:
         return []
     found = [_read(line) for line in lines]

@@ -18,7 +18,7 @@ from mpidist.errors import (
     TransportTimeoutError,
     listed,
 )
-from mpidist.options import Settings, settings
+from mpidist.options import Settings, check_timeout, settings
 from mpidist.output import say
 from mpidist.runtime import board as states
 from mpidist.runtime.attendance import Attendance
@@ -151,6 +151,7 @@ class ControlChannel:
 
         Local; inside the `turnstile`.
         """
+        check_timeout(timeout_seconds)
         self._what = what
         self.call = call = self.call + 1
         words, own = self._words, self._own_words[call & 1]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from mpidist.cluster.topology import Topology
 from mpidist.errors import MpidistError, RankFailedError, RemoteReplicaError, TransportTimeoutError
-from mpidist.options import settings
+from mpidist.options import check_timeout, settings
 from mpidist.runtime.control import ControlChannel
 from mpidist.transports import World, installed
 from mpidist.transports.loopback import Faults, LoopbackWorld
@@ -83,6 +83,7 @@ def run_ranks(
     hosts = ["localhost"] * size if hosts is None else list(hosts)
     if len(hosts) != size:
         raise ValueError(f"got {len(hosts)} hosts for {size} ranks")
+    check_timeout(timeout_seconds)
     chosen = replace(settings(), timeout_seconds=timeout_seconds)
     controls = ControlChannel.for_threads(size, hosts, chosen)
     loopback = LoopbackWorld(controls, eager_bytes, memory, faults)

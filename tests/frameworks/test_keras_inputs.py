@@ -20,6 +20,7 @@ from tests.frameworks.keras_models import (
     BACKEND,
     BOUNDS,
     CLASSES,
+    ROWS,
     WEIGHTS,
     X,
     Y,
@@ -38,6 +39,9 @@ from tests.frameworks.keras_models import (
     sequential,
     stock,
 )
+
+if BACKEND == "jax":
+    import jax
 
 pytestmark = pytest.mark.mpi
 
@@ -328,6 +332,32 @@ def test_weights_of_16_bits(dtype):
     assert_histories(expected[0], found[0])
     numpy.testing.assert_allclose(found[1], expected[1], **BOUNDS)
     assert_same(one, many)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="on PyTorch Keras itself computes means and sums with floats")
+def test_weights_of_64_bits():
+    """A loss that is a sum multiplies them on each replica, and rounds nothing."""
+
+    class Squares(keras.losses.Loss):
+        def call(self, y_true, y_pred):
+            return keras.ops.sum((y_true - y_pred) ** 2, axis=-1)
+
+    def make():
+        return keras.Sequential([keras.Input((3,), dtype="float64"), keras.layers.Dense(1, dtype="float64")])
+
+    x, y, weights = X.astype("f8"), Y.astype("f8"), numpy.random.default_rng(2).uniform(size=ROWS)
+    with jax.enable_x64(True):
+        keras.config.set_floatx("float64")
+        try:
+            loss = Squares(reduction="sum")
+            model = distributed(make, compiled(loss, metrics=(), optimizer=lambda: keras.optimizers.SGD(0.125)))
+            kernel, bias = model.get_weights()
+            model.fit(x, y, batch_size=ROWS, sample_weight=weights, verbose=0)
+            found = model.get_weights()[0]
+        finally:
+            keras.config.set_floatx("float32")
+    expected = kernel - 0.125 * x.T @ (2 * weights[:, None] * (x @ kernel + bias - y))
+    numpy.testing.assert_allclose(found, expected, rtol=1e-13)
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from mpidist.collectives.handle import Handle
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Once
 from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
+from mpidist.options import check_timeout
 from mpidist.runtime.shared_memory import LINE_BYTES
 from mpidist.transports.base import Pending, Transport
 
@@ -57,6 +58,7 @@ class Transfer(Handle):
     sends: bool
 
     def __init__(self, lines: PointToPoint, peer: int, timeout_seconds: float | None) -> None:
+        check_timeout(timeout_seconds)
         self.peer, self.timeout_seconds = peer, timeout_seconds
         self.is_over = False
         self.result: Any = None

@@ -204,4 +204,5 @@ def loss_arguments(
 def _wide(weights: Any) -> Any:
     """Return weights of 16 bits, in which a product would be rounded, and integers as float32.  Local."""
     weights = keras.ops.convert_to_tensor(weights)  # on PyTorch Keras leaves arrays of bfloat16 as they are
-    return keras.ops.cast(weights, keras.backend.result_type(weights.dtype, "float32"))
+    is_double = keras.backend.standardize_dtype(weights.dtype) == "float64"
+    return weights if is_double else keras.ops.cast(weights, "float32")

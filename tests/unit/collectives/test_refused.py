@@ -80,3 +80,44 @@ def test_what_is_not_summed_is_moved(size, array):
     zeros = numpy.zeros_like(value).tolist()
     for result in run_ranks(size, step):
         assert result == (True, value.tolist() + zeros * (size - 1), value.tolist())
+
+
+_ROW = numpy.ones(2)
+_NO_TIMEOUTS = {"nan": float("nan"), "below": -1, "inf": float("inf"), "text": "2", "truth": True, "bool_": numpy.True_}
+_TIMED = {
+    "options": lambda seconds: mpidist.CommunicationOptions(timeout_seconds=seconds),
+    "all_reduce": lambda seconds: mpidist.all_reduce(_ROW, timeout_seconds=seconds),
+    "all_reduce of none": lambda seconds: mpidist.all_reduce([], timeout_seconds=seconds),
+    "all_reduce_init": lambda seconds: mpidist.all_reduce_init(_ROW, timeout_seconds=seconds)(_ROW),
+    "all_gather": lambda seconds: mpidist.all_gather(_ROW, timeout_seconds=seconds),
+    "gather": lambda seconds: mpidist.gather(_ROW, timeout_seconds=seconds),
+    "reduce_scatter": lambda seconds: mpidist.reduce_scatter(numpy.ones(6), timeout_seconds=seconds),
+    "broadcast": lambda seconds: mpidist.broadcast(_ROW, timeout_seconds=seconds),
+    "all_to_all": lambda seconds: mpidist.all_to_all(numpy.ones(6), timeout_seconds=seconds),
+    "send": lambda seconds: mpidist.send(_ROW, 1 - mpidist.rank(), timeout_seconds=seconds),
+    "receive": lambda seconds: mpidist.receive(1 - mpidist.rank(), timeout_seconds=seconds),
+    "barrier": mpidist.barrier,
+    "broadcast_object": lambda seconds: mpidist.broadcast_object(1, timeout_seconds=seconds),
+    "all_gather_object": lambda seconds: mpidist.all_gather_object(1, timeout_seconds=seconds),
+    "in memory": lambda seconds: world_communicator().all_reduce(_ROW.copy(), timeout_seconds=seconds),
+    "run_ranks": lambda seconds: run_ranks(1, lambda: None, timeout_seconds=seconds),
+}
+
+
+@pytest.mark.parametrize("number", _NO_TIMEOUTS)
+@pytest.mark.parametrize("call", _TIMED)
+def test_what_is_no_time_is_no_deadline(call, number):
+    seconds = _NO_TIMEOUTS[number]
+    kind = ValueError if number in ("nan", "below", "inf") else TypeError
+
+    def on_rank():
+        with pytest.raises(kind, match=rf"timeout_seconds must be .*0 \(never\) or more.*, got {seconds!r}$"):
+            _TIMED[call](seconds)
+        return mpidist.all_reduce(_ROW).tolist()
+
+    assert run_ranks(2, on_rank) == [[2.0] * 2] * 2
+
+
+@pytest.mark.parametrize("seconds", [None, 0, 30, 0.5e3, numpy.float32(30), numpy.int64(30)])
+def test_times_of_any_type_are_deadlines(seconds):
+    assert run_ranks(2, lambda: mpidist.all_reduce(_ROW, timeout_seconds=seconds).tolist()) == [[2.0] * 2] * 2

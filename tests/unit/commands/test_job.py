@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import stat
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -133,6 +135,14 @@ def test_show_site_says_what_came_from_where(capsys, folder):
         ["account", "p1", "~/.config/mpidist/mpidist.toml"],
         ["cores-per-node", "64", f"{folder}/mpidist.toml"],
     ]
+
+
+def test_scripts_and_site_files_are_utf_8_in_any_locale(folder):
+    (folder / "mpidist.toml").write_bytes('[job]\nsetup = "echo ü"\n'.encode())
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [sys.executable, "-m", "mpidist", "job", "slurm", "--mpi", "pmix", "train.py"]
+    made = subprocess.run(words, env={**os.environ, **locale}, capture_output=True, timeout=60)
+    assert "\necho ü\n" in made.stdout.decode(), made.stderr
 
 
 def test_a_file_is_written_once_and_one_that_differs_is_kept(capsys, folder):

@@ -73,6 +73,48 @@ def test_an_answer_without_a_number_is_an_error(slurm, capsys):
     assert "sbatch printed 'accepted', in which there is no job's number" in capsys.readouterr().err
 
 
+def test_a_job_that_cannot_be_noted_down_is_submitted_all_the_same(capsys, tmp_path):
+    (tmp_path / ".local").write_text("a file where the folder of the record belongs")
+    assert submit() == 0
+    told = capsys.readouterr()
+    assert "submitted train.sh as job 4711" in told.out
+    assert "jobs.jsonl cannot be written (" in told.err
+    assert told.err.endswith("status, logs and cancel of mpidist do not know job 4711\n")
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
+def test_a_record_that_cannot_be_read_is_named(verb, capsys, tmp_path):
+    path = tmp_path / ".local" / "state" / "mpidist" / "jobs.jsonl"
+    path.mkdir(parents=True)
+    assert job.main([verb]) == 1
+    assert capsys.readouterr().err == f"mpidist job: {path}: Is a directory\n"
+
+
+def test_output_that_cannot_be_read_is_named(capsys, tmp_path):
+    submit()
+    (tmp_path / "train-4711.out").mkdir()
+    capsys.readouterr()
+    assert job.main(["logs"]) == 1
+    assert capsys.readouterr().err == f"mpidist job: {tmp_path}/train-4711.out: Is a directory\n"
+
+
+def test_a_program_of_the_scheduler_that_cannot_be_started_is_named(capsys, tmp_path):
+    submit()
+    for name in ("sbatch", "squeue"):
+        (tmp_path / "bin" / name).write_bytes(b"no program")
+    capsys.readouterr()
+    assert submit() == 1
+    assert "mpidist job: sbatch --test-only cannot be started: Exec format error\n" in capsys.readouterr().err
+    assert job.main(["status"]) == 0
+    assert "squeue cannot be started: Exec format error" in capsys.readouterr().out
+
+
+def test_an_answer_may_have_letters_of_any_kind(slurm, capsys):
+    slurm(sbatch=r"""printf '\377\n' >&2; [ "$1" = --parsable ]; exit $?""")
+    assert submit() == 1
+    assert "mpidist job: sbatch --test-only: \N{REPLACEMENT CHARACTER}\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "printed, state, detail",
     [

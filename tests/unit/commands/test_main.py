@@ -35,10 +35,16 @@ def test_version(capsys):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
-def test_a_full_disk_is_said_in_one_line():
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # at once argparse writes its pages, and is silent where it cannot
+@pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS), ["job", "status", "--help"]])
+def test_a_full_disk_is_said_in_one_line(words, unbuffered):
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
-            [sys.executable, "-m", "mpidist", "--help"], stdout=full, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "mpidist", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         )
     assert (ended.returncode, ended.stderr) == (1, "mpidist: the output cannot be written: No space left on device\n")
 
@@ -131,21 +137,16 @@ def test_without_shtab_completion_says_what_to_install(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "page, statuses",
-    [
-        (["info"], {128 + signal.SIGPIPE}),
-        (["simulate"], {128 + signal.SIGPIPE}),
-        (["--help"], {128 + signal.SIGPIPE}),
-        (["run", "--help"], {0, 128 + signal.SIGPIPE}),  # argparse's own: it lets the error out in Python 3.10
-    ],
+    "page",
+    [["info"], ["simulate"], ["--help"], ["run", "--help"]],
 )
-def test_a_page_that_nobody_reads_is_no_error(page, statuses):
+def test_a_page_that_nobody_reads_is_no_error(page):
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "mpidist", *page]
     result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
     os.close(write)
-    assert result.returncode in statuses
+    assert result.returncode == 128 + signal.SIGPIPE
     assert result.stderr == b""
 
 
@@ -165,6 +166,8 @@ def test_a_page_that_nobody_reads_is_no_error(page, statuses):
         (["-n", "2", "--host", "a,b", "x.py"], "did you mean --hosts?"),
         (["-n", "2", "--time", "5", "x.py"], "there is no option --time; did you mean --timeout?"),
         (["-n", "2", "--output", "tag", "x.py"], "there is no option --output; did you mean --tag or --log-dir DIR?"),
+        (["-n", "2", "--tagg", "--qiet", "x.py"], "no option --tagg and no --qiet; did you mean --tag and --quiet?"),
+        (["--map-by", "--bind-to", "x.py"], "no option --map-by and no --bind-to; one of mpirun's own goes"),
         (["-n", "2", "--map-by", "core", "x.py"], "goes into --launcher-args='--map-by ...'"),
         # argparse takes one word that begins with dashes for an option, so what is advised has =
         (["-n", "2", "--launcher-args=--verbose", "--map-by", "x.py"], "goes into --launcher-args='--map-by ...'"),
