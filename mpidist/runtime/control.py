@@ -151,7 +151,8 @@ class ControlChannel:
 
         Local; inside the `turnstile`.
         """
-        check_timeout(timeout_seconds)
+        if timeout_seconds is not None:
+            check_timeout(timeout_seconds)
         self._what = what
         self.call = call = self.call + 1
         words, own = self._words, self._own_words[call & 1]
