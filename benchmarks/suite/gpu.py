@@ -86,13 +86,16 @@ def measure(options: argparse.Namespace, ranks: Ranks) -> Measured:
 
 def facts(cupy: Any) -> dict[str, Any]:
     """Return what the card and its software are.  Local."""
+    from cupy.cuda import nccl
+
     device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
     names = ("NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_MAX_CTAS", "NCCL_NVLS_ENABLE")
     return {
         "gpu": device["name"].decode(),
+        "L2": f"{device['l2CacheSize'] >> 20} MiB",  # what fits is copied faster than the memory allows
         "CuPy": cupy.__version__,
         "CUDA driver": cupy.cuda.runtime.driverGetVersion(),
-        "NCCL": cupy.cuda.nccl.get_version(),
+        "NCCL": nccl.get_version() if nccl.available else "none",
         **{name: os.environ[name] for name in names if name in os.environ},
     }
 
@@ -103,7 +106,7 @@ class Card:
     def __init__(self, cupy: Any, ranks: Ranks, seconds: float, rounds: int) -> None:
         self.cupy, self.ranks, self.seconds, self.rounds = cupy, ranks, seconds, rounds
         self.measured = Measured()
-        self._nccl, problem = _raw_nccl(cupy, ranks)
+        self._nccl, problem = _raw_nccl(ranks)
         if problem:
             self.measured.missing["NCCL"] = problem
             ranks.say(f"# without NCCL: {problem}")
@@ -176,7 +179,9 @@ class Card:
     def _raw(self, source: Any, target: Any, factor: float) -> list[Timed]:
         if self._nccl is None:
             return []
-        nccl, communicator = self.cupy.cuda.nccl, self._nccl
+        from cupy.cuda import nccl
+
+        communicator = self._nccl
         fixed = source.data.ptr, target.data.ptr, source.size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM
 
         def run() -> Any:
@@ -240,9 +245,10 @@ class Card:
         return self.ranks.elapsed(start, time.perf_counter()) / calls
 
 
-def _raw_nccl(cupy: Any, ranks: Ranks) -> tuple[Any, str]:
+def _raw_nccl(ranks: Ranks) -> tuple[Any, str]:
     """Return a communicator of NCCL's and "", or None and why there is none.  Collective."""
-    nccl = cupy.cuda.nccl
+    from cupy.cuda import nccl
+
     try:
         mine = nccl.get_unique_id() if ranks.rank == 0 else None
         problem = ""

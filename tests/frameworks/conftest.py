@@ -12,7 +12,6 @@ _XLA = [
     "--xla_cpu_multi_thread_eigen=false",
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
-    "--xla_cpu_use_fusion_emitters=false",
     "intra_op_parallelism_threads=1",  # the last: what follows a word without dashes is not read
 ]
 os.environ.setdefault("XLA_FLAGS", " ".join(_XLA))

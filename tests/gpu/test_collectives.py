@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 import mpidist
+from mpidist.errors import UnsupportedDtypeError
 from tests.gpu.library import check_on_all_ranks, host, place, problem_of, problems_of, strategy
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
@@ -112,12 +113,13 @@ def test_rows_go_from_every_rank_to_every_rank(xp):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("count", [0, 5, 700_000])
 def test_a_ring_of_messages(xp, count):
+    """Messages are of the host: what lies on the card is copied first."""
     rank, size = place()
     left, right = (rank - 1) % size, (rank + 1) % size
-    given = xp.asarray(values((count,), rank))
+    given = host(xp.asarray(values((count,), rank)))
 
     def receive():
-        return mpidist.receive(left, like=xp.asarray(numpy.zeros(count, "f4")))
+        return xp.asarray(mpidist.receive(left, like=numpy.zeros(count, "f4")))
 
     if rank == 0:
         mpidist.send(given, right)
@@ -126,6 +128,15 @@ def test_a_ring_of_messages(xp, count):
         found = receive()
         mpidist.send(given, right)
     check_on_all_ranks(problem_of(xp, found, values((count,), left)))
+
+
+@pytest.mark.gpu(only=True)
+@pytest.mark.mpi(min_size=2)
+def test_an_array_of_the_card_is_no_message(xp):
+    rank, size = place()
+    with pytest.raises(UnsupportedDtypeError, match="as_host"):
+        mpidist.send(xp.asarray(values((5,), rank)), (rank + 1) % size)
+    check_on_all_ranks(True)
 
 
 def test_sparse_rows_are_summed(xp):

@@ -39,6 +39,9 @@ def test_the_other_collectives():
     shared = on_device(numpy.full(100_000, rank, "f8"))
     communicator.broadcast(shared, root=size - 1)
     assert set(as_host(shared).tolist()) == {float(size - 1)}
+    scalar = on_device(numpy.full((), rank, "f8"))
+    communicator.broadcast(scalar, root=size - 1)
+    assert scalar.shape == () and float(scalar) == size - 1
     share = communicator.reduce_scatter(on_device(numpy.arange(100_000.0)))
     start, stop = rank * 100_000 // size, (rank + 1) * 100_000 // size
     numpy.testing.assert_array_equal(as_host(share), size * numpy.arange(100_000.0)[start:stop])

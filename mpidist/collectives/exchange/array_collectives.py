@@ -118,7 +118,7 @@ class ArrayCollectives:
         if memory is None:
             return None
         host = numpy.broadcast_to(numpy.zeros((), like.dtype), like.shape)
-        inner = bind(numpy.ascontiguousarray(host) if in_place else host)
+        inner = bind(host.copy() if in_place else host)
         return StagedArray(devices, self._ranks, memory, like, axis, inner, in_place)
 
     def _segments_for(self, like: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType, SimpleNamespace
+
 from benchmarks.suite import command, gpu
 
 
@@ -13,3 +16,20 @@ def test_without_a_gpu_it_says_so_in_one_line_and_starts_no_ranks(monkeypatch, c
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("python -m benchmarks: CuPy sees no GPU here") and printed.err.count("\n") == 1
+
+
+def test_the_facts_name_nccl_which_cupy_loads_when_it_is_imported(monkeypatch):
+    """It is no attribute of ``cupy.cuda`` before; without NCCL it is a module that has nothing."""
+    properties = {"name": b"NVIDIA H200", "l2CacheSize": 60 << 20}
+    cuda, nccl = ModuleType("cupy.cuda"), ModuleType("cupy.cuda.nccl")
+    cuda.Device = lambda: SimpleNamespace(id=0)
+    cuda.runtime = SimpleNamespace(getDeviceProperties=lambda index: properties, driverGetVersion=lambda: 13000)
+    cupy = ModuleType("cupy")
+    cupy.cuda, cupy.__version__ = cuda, "14.2.0"
+    for module in (cupy, cuda, nccl):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    nccl.available, nccl.get_version = True, lambda: 23203
+    assert {"gpu": "NVIDIA H200", "L2": "60 MiB", "NCCL": 23203}.items() <= gpu.facts(cupy).items()
+    nccl.available = False
+    del nccl.get_version
+    assert gpu.facts(cupy)["NCCL"] == "none"
