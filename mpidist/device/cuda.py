@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -12,9 +13,10 @@ import cupy
 import numpy
 
 from mpidist.device import nccl
+from mpidist.device.kernels import CHUNK, UPDATED, Formula, convert_text, update_text
 
 if TYPE_CHECKING:
-    from mpidist.device.memory import Arrived, Link
+    from mpidist.device.memory import Arrived, Link, ParameterUpdate
     from mpidist.runtime.watch import Watch
     from mpidist.transports.base import Transport
 
@@ -73,6 +75,19 @@ class CudaMemory:
         """Return address and bytes of each array."""
         return [(each.data.ptr, each.nbytes) for each in tensors]
 
+    def update(self, formula: Formula, updates: Sequence[ParameterUpdate]) -> bool:
+        """Update parameters by one launch, if there is a kernel for their dtype and that of their gradients."""
+        parameter, gradient = updates[0].parameter.dtype, updates[0].gradient.dtype
+        if not {parameter.name, gradient.name} <= UPDATED:
+            return False
+        updates = [each for each in updates if each.parameter.size]
+        if updates:
+            self.enter([array for each in updates for array in (each.parameter, each.gradient)])
+            table, blocks = _table_of(updates)
+            kernel = _update_kernel(formula, parameter, gradient)
+            kernel((blocks,), (_THREADS,), (table, numpy.int32(len(updates))))
+        return True
+
     def link(self, transport: Transport, watch: Watch) -> Link | str:
         """Return NCCL between these ranks, or why it cannot be used."""
         return nccl.connect(transport, watch)
@@ -108,25 +123,24 @@ class CudaPacking:
         """Copy tensors into the flat array."""
         if len(tensors) == 1:
             flat[...] = tensors[0].reshape(-1)
-        elif tensors and tensors[0].dtype == flat.dtype:
+        else:
             self._move(tensors, flat, is_back=False)
-        elif tensors:
-            short = cupy.empty(flat.size, tensors[0].dtype)
-            self._move(tensors, short, is_back=False)
-            flat[...] = short
 
     def unpack(self, flat: Any, tensors: Sequence[Any]) -> None:
         """Copy the flat array into tensors."""
         if len(tensors) == 1:
             tensors[0].reshape(-1)[...] = flat
-        elif tensors:
-            own = tensors[0].dtype
-            self._move(tensors, flat if own == flat.dtype else flat.astype(own), is_back=True)
+        else:
+            self._move(tensors, flat, is_back=True)
 
     def _move(self, tensors: Sequence[Any], flat: Any, is_back: bool) -> None:
-        chunks = self._chunks_of(flat.itemsize)
+        if not tensors:
+            return
+        own, is_alike = tensors[0].dtype, tensors[0].dtype == flat.dtype
+        chunks = self._chunks_of(flat.itemsize if is_alike else 1)
         if len(chunks):
-            _kernel()((len(chunks),), (_THREADS,), (self._table(tensors), chunks, flat.data.ptr, numpy.int32(is_back)))
+            kernel = _move_kernel() if is_alike else _convert_kernel(own, flat.dtype)
+            kernel((len(chunks),), (_THREADS,), (self._table(tensors), chunks, flat.data.ptr, numpy.int32(is_back)))
 
     def _table(self, tensors: Sequence[Any]) -> Any:
         """Return the tensors' addresses on the device.
@@ -139,7 +153,7 @@ class CudaPacking:
         return self._addresses
 
     def _chunks_of(self, itemsize: int) -> Any:
-        """Return what each block of threads copies."""
+        """Return what each block of threads copies, in bytes; in elements for an `itemsize` of 1."""
         if itemsize not in self._chunks:
             rows = [
                 (tensor, start, first * itemsize + start, min(_CHUNK_BYTES, (last - first) * itemsize - start))
@@ -150,11 +164,43 @@ class CudaPacking:
         return self._chunks[itemsize]
 
 
-_kernels: list[Any] = []
+def _table_of(updates: Sequence[ParameterUpdate]) -> tuple[Any, int]:
+    """Return the `Tensor` of each update on the device, see update.cu, and the blocks of threads."""
+    gradients = [each.gradient for each in updates]
+    starts, stops = _spans([each.parameter for each in updates])
+    first, last = _spans(gradients)
+    order = numpy.argsort(starts)
+    before = order[numpy.searchsorted(starts[order], last) - 1]  # the last parameter that begins before the end
+    for place in numpy.flatnonzero((starts[before] < last) & (stops[before] > first)):
+        gradients[place] = gradients[place].copy()  # it is a parameter, which the kernel may change before it is read
+    sizes = numpy.array([each.parameter.size for each in updates])
+    blocks = -(-sizes // CHUNK)
+    addresses = [
+        [each.data.ptr for each in (gradient, *update.slots)]
+        for gradient, update in zip(gradients, updates, strict=True)
+    ]
+    numbers = numpy.array([each.numbers for each in updates], numpy.float64).view(numpy.int64)
+    table = numpy.column_stack([blocks.cumsum() - blocks, sizes, starts, numpy.array(addresses, numpy.int64), numbers])
+    return cupy.asarray(table), int(blocks.sum())
 
 
-def _kernel() -> Any:
-    """Return the kernel, compiled at the first call."""
-    if not _kernels:
-        _kernels.append(cupy.RawKernel(Path(__file__).with_name("move.cu").read_text(), "move"))
-    return _kernels[0]
+def _spans(tensors: Sequence[Any]) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Return where arrays begin and end."""
+    starts = numpy.array([each.data.ptr for each in tensors], numpy.int64)
+    return starts, starts + numpy.array([each.nbytes for each in tensors])
+
+
+@cache
+def _move_kernel() -> Any:
+    return cupy.RawKernel(Path(__file__).with_name("move.cu").read_text(), "move")
+
+
+@cache
+def _convert_kernel(apart: numpy.dtype, together: numpy.dtype) -> Any:
+    return cupy.RawKernel(convert_text(apart, together), "convert")
+
+
+@cache
+def _update_kernel(formula: Formula, parameter: numpy.dtype, gradient: numpy.dtype) -> Any:
+    """Return the kernel, which rounds as often as NumPy."""
+    return cupy.RawKernel(update_text(formula, parameter, gradient), "update", ("--fmad=false",))

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mpidist import arrays
 
 if TYPE_CHECKING:
     import numpy
 
+    from mpidist.device.kernels import Formula
     from mpidist.runtime.watch import Watch
     from mpidist.transports.base import Transport
 
 #: ``arrived()``: whether a copy that was begun is complete.  It never waits.
 Arrived = Callable[[], bool]
+
+
+class ParameterUpdate(NamedTuple):
+    """The step of an optimizer for one flat contiguous parameter.
+
+    `numbers`: what the gradient is multiplied by; the share of the parameter that is taken away first; at which value
+    elements of the gradient are cut off; then those that the formula names.
+    """
+
+    parameter: Any
+    gradient: Any
+    slots: Sequence[Any]
+    numbers: tuple[float, ...]
 
 
 class Packing(Protocol):
@@ -73,6 +87,10 @@ class DeviceMemory(Protocol):
 
     def spans(self, tensors: Sequence[Any]) -> list[tuple[int, int]]:
         """Return address and bytes of each array.  Local."""
+        ...
+
+    def update(self, formula: Formula, updates: Sequence[ParameterUpdate]) -> bool:
+        """Update parameters that have one dtype by gradients that have one, in place; return whether it can.  Local."""
         ...
 
     def link(self, transport: Transport, watch: Watch) -> Link | str:

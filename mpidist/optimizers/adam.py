@@ -52,6 +52,16 @@ class Adam(Optimizer):
     ) -> None:
         Adam.renew_slice(self, parameter, parameter, gradient, slots, slots, scratch, coefficients)
 
+    def formula(self, coefficients: tuple[float, ...]) -> tuple[str, dict[str, float]]:
+        statement = """
+            momentum += (g - momentum) * rate_1;
+            velocity += (g * g - velocity) * rate_2;
+            real root = sqrt(velocity);
+            p -= momentum * alpha / (root + epsilon);
+        """
+        rates = {"rate_1": 1 - self.beta_1, "rate_2": 1 - self.beta_2}
+        return statement, {"alpha": coefficients[0], **rates, "epsilon": self.epsilon}
+
     def renew_slice(
         self,
         new: Any,

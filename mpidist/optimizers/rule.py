@@ -7,13 +7,16 @@ place, allocates nothing, and so can be applied to whole variables or to any sli
 from __future__ import annotations
 
 import abc
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
+from mpidist.device.kernels import Formula
+from mpidist.device.memory import DeviceMemory, ParameterUpdate
 from mpidist.optimizers import slices
 from mpidist.variables import DistributedVariable
 
@@ -152,6 +155,14 @@ class Rule(abc.ABC):
             What `coefficients` returned for this step.
         """
 
+    def formula(self, coefficients: tuple[float, ...]) -> tuple[str, dict[str, float]]:
+        """Return what `update_slice` does to an element, in C++, and the numbers in it by name.  Local.
+
+        See `mpidist.device.kernels.Formula`.  It is for GPUs, and for classes whose `update_slice` is not overridden;
+        a family without it is updated there by `update_slice`.
+        """
+        raise NotImplementedError
+
     def renew_slice(
         self,
         new: Any,
@@ -245,6 +256,34 @@ class Rule(abc.ABC):
             if store is not None:
                 store[...] = p
 
+    def update_all(
+        self, updates: Iterable[tuple[Any, Any, list[Any], Step]], memory: DeviceMemory | None = None
+    ) -> None:
+        """Apply the rule to (parameter, gradient, slots, step), as `update`; to those in `memory` at once.  Local."""
+        if memory is None or not _has_formula(type(self)):
+            for update in updates:
+                self.update(*update)
+            return
+        by_dtypes: dict[Any, list[tuple[Any, Any, list[Any], Step]]] = {}
+        for update in updates:
+            by_dtypes.setdefault((update[0].dtype, update[1].dtype), []).append(update)
+        for alike in by_dtypes.values():
+            if not memory.update(*self._in_formulas(alike)):
+                for update in alike:
+                    self.update(*update)
+
+    def _in_formulas(
+        self, updates: Sequence[tuple[Any, Any, list[Any], Step]]
+    ) -> tuple[Formula, list[ParameterUpdate]]:
+        """Return updates with the formula that all of them have, and its numbers for each."""
+        limit = math.inf if self.clipvalue is None else self.clipvalue
+        formulas = [self.formula(step.coefficients) for *_, step in updates]
+        statement, numbers = formulas[0]
+        return Formula(statement, self.slot_names, tuple(numbers)), [
+            ParameterUpdate(parameter, gradient, slots, (step.factor, step.decay, limit, *own.values()))
+            for (parameter, gradient, slots, step), (_, own) in zip(updates, formulas, strict=True)
+        ]
+
     def _update_block(self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], step: Step) -> None:
         """Apply the rule to one of the `_blocks`, with gradients that `_takes_unchanged`, in place.  Local."""
         if step.decay:
@@ -288,6 +327,12 @@ class Rule(abc.ABC):
                 wide[...] = p
                 p = wide
             yield p, g, s, short, store
+
+
+def _has_formula(family: type[Rule]) -> bool:
+    """Return whether a class has a `formula`, of its `update_slice`, and nothing else in its updates."""
+    own = next(vars(each) for each in family.__mro__ if not {"formula", "update_slice"}.isdisjoint(vars(each)))
+    return "formula" in own and family.update is Rule.update
 
 
 def patterns(names: Iterable[str], parameter: str) -> list[re.Pattern[str]]:

@@ -50,6 +50,15 @@ class SGD(Optimizer):
         numpy.multiply(gradient, coefficients[0], out=step)
         numpy.subtract(parameter, step, out=parameter)
 
+    def formula(self, coefficients: tuple[float, ...]) -> tuple[str, dict[str, float]]:
+        step = "real step = g * rate;"
+        if self.slot_names:
+            step += " momentum = momentum * kept - step;"
+            step += " p = p - step + momentum * kept;" if self.nesterov else " p += momentum;"
+        else:
+            step += " p -= step;"
+        return step, {"rate": coefficients[0], "kept": self.momentum}
+
     def renew_slice(
         self,
         new: Any,

@@ -13,7 +13,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpidist import arrays
 from mpidist.device import memory
-from mpidist.device.memory import Arrived, Link
+from mpidist.device.kernels import Formula
+from mpidist.device.memory import Arrived, Link, ParameterUpdate
 from mpidist.runtime.watch import Watch
 from mpidist.transports.base import Transport
 
@@ -219,6 +220,10 @@ class PretendedMemory:
     def spans(self, tensors: Sequence[Any]) -> list[tuple[int, int]]:
         """Return address and bytes of each array."""
         return [(each._hidden.__array_interface__["data"][0], each.nbytes) for each in tensors]
+
+    def update(self, formula: Formula, updates: Sequence[ParameterUpdate]) -> bool:
+        """Update nothing: there is no compiler."""
+        return False
 
     def link(self, transport: Transport, watch: Watch) -> Link | str:
         """Return pretended collectives between these ranks, or why there are none."""

@@ -29,7 +29,7 @@ EVERYDAY = set(
     core counted crossing current
     data deadline death default dependency derived destination device differ doctor dtype during
     ended entered entry epoch error evaluation exact
-    failed failure fault file fixed folder foreign found framework from function fused
+    failed failure fault file fixed folder foreign formula found framework from function fused
     gathered generated given
     handover here hint host hostlist
     identity implausible implementation info injected input

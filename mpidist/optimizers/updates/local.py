@@ -119,10 +119,13 @@ class LocalUpdates(Updates):
         begin_writing(variables)
         joins = rule._joins and factors.count(factors[0]) == len(factors)
         runs = listed.runs(packs, self._slots, listed.decays(rule) if joins else range(len(variables)))
-        for pack, own in zip(packs, runs, strict=True):
-            values = rule._scratch.flat(pack.values)
-            for run in own:
-                rule.update(run.parameter, values[run.where], run.slots, step_for(run.member, factors[run.member]))
+        flat = rule._scratch.flat
+        updates = (
+            (run.parameter, values[run.where], run.slots, step_for(run.member, factors[run.member]))
+            for values, own in zip((flat(pack.values) for pack in packs), runs, strict=True)
+            for run in own
+        )
+        rule.update_all(updates, listed.memory)
         note_changes(variables)
 
     # -- slots --------------------------------------------------------------------------------------------------------

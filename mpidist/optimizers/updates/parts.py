@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mpidist.device.memory import memory_of
 from mpidist.optimizers import slices, sparse
 from mpidist.optimizers.rule import Rule, Step
 from mpidist.variables import IndexedSlices
@@ -31,7 +32,8 @@ def update_part(
     where = slice(start, parameter.size if stop is None else stop)
     is_sparse = isinstance(gradient, IndexedSlices)
     flat = sparse.dense_within(gradient, where) if is_sparse else rule._scratch.flat(gradient)[where]
-    rule.update(parameter.reshape(-1)[where], flat, slices.pick(slots, where), step)
+    update = parameter.reshape(-1)[where], flat, slices.pick(slots, where), step
+    rule.update_all([update], memory_of(parameter))
 
 
 def _updates_rows(rule: Rule, gradient: Any, step: Step) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import numpy
 from mpidist.arrays import aligned
 from mpidist.collectives.reductions import update
 from mpidist.collectives.reductions.results import Packed
+from mpidist.device.memory import DeviceMemory, memory_of
 from mpidist.optimizers.rule import Rule
 from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.sparse import values_of
@@ -70,6 +72,12 @@ class VariableList:
         """Whether these are the same objects in the same order."""
         own = self.variables
         return variables is own or (len(variables) == len(own) and all(map(is_, variables, own)))
+
+    @cached_property
+    def memory(self) -> DeviceMemory | None:
+        """The device memory in which all of them lie; None where there is no such one."""
+        memories = {memory_of(variable.live) for variable in self.variables}
+        return memories.pop() if len(memories) == 1 else None
 
     def takes(self, gradients: Sequence[Any]) -> bool:
         """Whether these are NumPy arrays of the variables' shapes and dtypes."""

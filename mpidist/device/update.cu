@@ -1,0 +1,53 @@
+// Applies the step of an optimizer to all elements of some tensors in one launch.  What stands behind a dollar sign is
+// filled in by kernels.py.
+$includes
+typedef $real real;
+
+struct Tensor {
+    long long block, size;  // the first block of threads that works on it; elements
+    $parameter* parameter;
+    const $gradient* gradient;
+    $slot_members
+    double factor, decay, limit;  // as in `Step` of the optimizers; elements of gradients are cut off at the limit
+    $number_members
+};
+
+extern "C" __global__ void update(const Tensor* tensors, int count)
+{
+    int low = 0, high = count;  // the tensor is the last one that begins at this block or before it
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (tensors[middle].block <= blockIdx.x) low = middle; else high = middle;
+    }
+    const Tensor& tensor = tensors[low];
+    const long long first = (blockIdx.x - tensor.block) * $chunk;
+    const int elements = (int)(tensor.size - first < $chunk ? tensor.size - first : $chunk);
+    $parameter* __restrict__ parameter_at = tensor.parameter + first;
+    const $gradient* __restrict__ gradient_at = tensor.gradient + first;
+    $slots_at
+    const real factor = (real)tensor.factor, decay = (real)tensor.decay, limit = (real)tensor.limit;
+    $numbers
+    for (int i = threadIdx.x; i < elements; i += $batch * blockDim.x) {
+        real p_of[$batch], g_of[$batch]$slots_of;
+        #pragma unroll
+        for (int k = 0; k < $batch; k++) {  // all are on their way before the first one is needed
+            const int next = i + k * blockDim.x, at = next < elements ? next : elements - 1;
+            p_of[k] = (real)plain(parameter_at[at]), g_of[k] = (real)plain(gradient_at[at]);
+            $slots_read
+        }
+        #pragma unroll
+        for (int k = 0; k < $batch; k++) {
+            const int at = i + k * blockDim.x;
+            real p = p_of[k], g = g_of[k] * factor;
+            $slots
+            if (g > limit) g = limit;
+            if (g < -limit) g = -limit;
+            if (decay != 0) p -= p * decay;
+            $statement
+            if (at < elements) {
+                parameter_at[at] = ($parameter)p;
+                $slots_written
+            }
+        }
+    }
+}
