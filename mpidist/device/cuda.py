@@ -16,7 +16,7 @@ from mpidist.device import nccl
 from mpidist.device.kernels import CHUNK, UPDATED, Formula, convert_text, update_text
 
 if TYPE_CHECKING:
-    from mpidist.device.memory import Arrived, Link, ParameterUpdate
+    from mpidist.device.memory import Arrived, Link
     from mpidist.runtime.watch import Watch
     from mpidist.transports.base import Transport
 
@@ -75,18 +75,11 @@ class CudaMemory:
         """Return address and bytes of each array."""
         return [(each.data.ptr, each.nbytes) for each in tensors]
 
-    def update(self, formula: Formula, updates: Sequence[ParameterUpdate]) -> bool:
-        """Update parameters by one launch, if there is a kernel for their dtype and that of their gradients."""
-        parameter, gradient = updates[0].parameter.dtype, updates[0].gradient.dtype
-        if not {parameter.name, gradient.name} <= UPDATED:
-            return False
-        updates = [each for each in updates if each.parameter.size]
-        if updates:
-            self.enter([array for each in updates for array in (each.parameter, each.gradient)])
-            table, blocks = _table_of(updates)
-            kernel = _update_kernel(formula, parameter, gradient)
-            kernel((blocks,), (_THREADS,), (table, numpy.int32(len(updates))))
-        return True
+    def joint_update(self, parameters: Sequence[Any], slots: Sequence[Sequence[Any]]) -> CudaUpdate | None:
+        """Return the update of parameters whose dtypes the kernel takes."""
+        if not {each.dtype.name for each in parameters} <= UPDATED:
+            return None
+        return CudaUpdate(self, parameters, slots)
 
     def link(self, transport: Transport, watch: Watch) -> Link | str:
         """Return NCCL between these ranks, or why it cannot be used."""
@@ -164,30 +157,37 @@ class CudaPacking:
         return self._chunks[itemsize]
 
 
-def _table_of(updates: Sequence[ParameterUpdate]) -> tuple[Any, int]:
-    """Return the `Tensor` of each update on the device, see update.cu, and the blocks of threads."""
-    gradients = [each.gradient for each in updates]
-    starts, stops = _spans([each.parameter for each in updates])
-    first, last = _spans(gradients)
-    order = numpy.argsort(starts)
-    before = order[numpy.searchsorted(starts[order], last) - 1]  # the last parameter that begins before the end
-    for place in numpy.flatnonzero((starts[before] < last) & (stops[before] > first)):
-        gradients[place] = gradients[place].copy()  # it is a parameter, which the kernel may change before it is read
-    sizes = numpy.array([each.parameter.size for each in updates])
-    blocks = -(-sizes // CHUNK)
-    addresses = [
-        [each.data.ptr for each in (gradient, *update.slots)]
-        for gradient, update in zip(gradients, updates, strict=True)
-    ]
-    numbers = numpy.array([each.numbers for each in updates], numpy.float64).view(numpy.int64)
-    table = numpy.column_stack([blocks.cumsum() - blocks, sizes, starts, numpy.array(addresses, numpy.int64), numbers])
-    return cupy.asarray(table), int(blocks.sum())
+class CudaUpdate:
+    """The steps of an optimizer for some parameters, by one launch for those of a dtype."""
 
+    def __init__(self, memory: CudaMemory, parameters: Sequence[Any], slots: Sequence[Sequence[Any]]) -> None:
+        memory.enter(parameters)
+        self._memory, self._parameters, self._slots = memory, parameters, slots
+        positions: dict[numpy.dtype, list[int]] = {}
+        for position, parameter in enumerate(parameters):
+            positions.setdefault(parameter.dtype, []).append(position)
+        self._parts = [(dtype, members, *self._places(members)) for dtype, members in positions.items()]
 
-def _spans(tensors: Sequence[Any]) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Return where arrays begin and end."""
-    starts = numpy.array([each.data.ptr for each in tensors], numpy.int64)
-    return starts, starts + numpy.array([each.nbytes for each in tensors])
+    def _places(self, members: Sequence[int]) -> tuple[int, numpy.ndarray]:
+        """Return how many blocks of threads there are, and what does not change of each `Tensor` of update.cu."""
+        sizes = numpy.array([self._parameters[each].size for each in members])
+        blocks = -(-sizes // CHUNK)
+        addresses = [[array.data.ptr for array in (self._parameters[each], *self._slots[each])] for each in members]
+        return int(blocks.sum()), numpy.column_stack([blocks.cumsum() - blocks, sizes, addresses])
+
+    def run(self, formula: Formula, gradients: Sequence[Any], numbers: Sequence[Sequence[float]]) -> None:
+        """Update parameters and slots."""
+        self._memory.enter([*gradients, self._parameters[0]])
+        for dtype, members, blocks, places in self._parts:
+            own = [cupy.ascontiguousarray(gradients[each], dtype) for each in members]
+            rows = [numbers[each] for each in members] if len(numbers) > 1 else numbers
+            table = numpy.empty((len(own), places.shape[1] + 1 + len(rows[0])), numpy.int64)
+            table[:, : places.shape[1]] = places
+            table[:, places.shape[1]] = [each.data.ptr for each in own]
+            table[:, places.shape[1] + 1 :] = numpy.array(rows, numpy.float64).view(numpy.int64)
+            if blocks:
+                given = cupy.asarray(table), numpy.int32(len(own))
+                _update_kernel(formula, dtype)((blocks,), (_THREADS,), given)
 
 
 @cache
@@ -201,6 +201,6 @@ def _convert_kernel(apart: numpy.dtype, together: numpy.dtype) -> Any:
 
 
 @cache
-def _update_kernel(formula: Formula, parameter: numpy.dtype, gradient: numpy.dtype) -> Any:
+def _update_kernel(formula: Formula, dtype: numpy.dtype) -> Any:
     """Return the kernel, which rounds as often as NumPy."""
-    return cupy.RawKernel(update_text(formula, parameter, gradient), "update", ("--fmad=false",))
+    return cupy.RawKernel(update_text(formula, dtype), "update", ("--fmad=false",))

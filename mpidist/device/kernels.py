@@ -29,7 +29,7 @@ _HEADERS = {"float16": "cuda_fp16.h", "bfloat16": "cuda_bf16.h"}
 #: Elements that one block of threads updates; and how many of them one thread reads before it computes.
 CHUNK, _BATCH = 1 << 12, 4
 
-#: The dtypes of parameters and gradients that a kernel updates.
+#: The dtypes of parameters that the kernel updates.
 UPDATED = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
@@ -45,15 +45,14 @@ class Formula(NamedTuple):
     numbers: tuple[str, ...]
 
 
-def update_text(formula: Formula, parameter: Any, gradient: Any) -> str:
-    """Return the kernel ``update`` for parameters and gradients of these dtypes."""
+def update_text(formula: Formula, parameter: Any) -> str:
+    """Return the kernel ``update`` for parameters of a dtype, and their gradients."""
     slots, numbers = formula.slots, formula.numbers
     return _filled(
         "update.cu",
-        includes=_includes(parameter, gradient),
+        includes=_includes(parameter),
         real=_TYPES[wire_dtype(parameter).name],
         parameter=_TYPES[parameter.name],
-        gradient=_TYPES[gradient.name],
         chunk=CHUNK,
         batch=_BATCH,
         statement=formula.statement,

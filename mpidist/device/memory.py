@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpidist import arrays
 
@@ -18,17 +18,15 @@ if TYPE_CHECKING:
 Arrived = Callable[[], bool]
 
 
-class ParameterUpdate(NamedTuple):
-    """The step of an optimizer for one flat contiguous parameter.
+class JointUpdate(Protocol):
+    """The steps of optimizers for some parameters, each with its slots, all at once."""
 
-    `numbers`: what the gradient is multiplied by; the share of the parameter that is taken away first; at which value
-    elements of the gradient are cut off; then those that the formula names.
-    """
+    def run(self, formula: Formula, gradients: Sequence[Any], numbers: Sequence[Sequence[float]]) -> None:
+        """Update parameters and slots in place.  Local.
 
-    parameter: Any
-    gradient: Any
-    slots: Sequence[Any]
-    numbers: tuple[float, ...]
+        `numbers` are those of each parameter, or once those of all: what its gradient is multiplied by, the share of
+        it that is taken away first, the value at which elements of gradients are cut off; then those of the formula.
+        """
 
 
 class Packing(Protocol):
@@ -89,8 +87,8 @@ class DeviceMemory(Protocol):
         """Return address and bytes of each array.  Local."""
         ...
 
-    def update(self, formula: Formula, updates: Sequence[ParameterUpdate]) -> bool:
-        """Update parameters that have one dtype by gradients that have one, in place; return whether it can.  Local."""
+    def joint_update(self, parameters: Sequence[Any], slots: Sequence[Sequence[Any]]) -> JointUpdate | None:
+        """Return the update of flat contiguous arrays, each with its slots; None where it is not known.  Local."""
         ...
 
     def link(self, transport: Transport, watch: Watch) -> Link | str:

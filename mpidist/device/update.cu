@@ -6,8 +6,8 @@ typedef $real real;
 struct Tensor {
     long long block, size;  // the first block of threads that works on it; elements
     $parameter* parameter;
-    const $gradient* gradient;
     $slot_members
+    const $parameter* gradient;
     double factor, decay, limit;  // as in `Step` of the optimizers; elements of gradients are cut off at the limit
     $number_members
 };
@@ -23,7 +23,7 @@ extern "C" __global__ void update(const Tensor* tensors, int count)
     const long long first = (blockIdx.x - tensor.block) * $chunk;
     const int elements = (int)(tensor.size - first < $chunk ? tensor.size - first : $chunk);
     $parameter* __restrict__ parameter_at = tensor.parameter + first;
-    const $gradient* __restrict__ gradient_at = tensor.gradient + first;
+    const $parameter* __restrict__ gradient_at = tensor.gradient + first;
     $slots_at
     const real factor = (real)tensor.factor, decay = (real)tensor.decay, limit = (real)tensor.limit;
     $numbers

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy
+
 from mpidist import arrays, context
 from mpidist.optimizers import sparse
 from mpidist.options import ReduceOp
@@ -92,6 +94,11 @@ def _as_gradient(gradient: Any, variable: Any) -> Any:
     gradient = arrays.to_array(gradient)
     if variable.one_copy is not None and arrays.is_device(gradient):
         gradient = arrays.as_host(gradient)
+    if not (arrays.is_device(gradient) or issubclass(variable.array_type, numpy.ndarray)):
+        raise TypeError(
+            f"the gradient for variable {variable.name!r} is a {type(gradient).__name__} in host memory, and the "
+            f"variable is a {variable.array_type.__name__} of a device; copy the gradient there, as by cupy.asarray"
+        )
     if gradient.shape != variable.shape:
         raise ValueError(
             f"the gradient for variable {variable.name!r} has shape {gradient.shape}, expected {variable.shape}"

@@ -16,7 +16,6 @@ from typing import Any
 import numpy
 
 from mpidist.device.kernels import Formula
-from mpidist.device.memory import DeviceMemory, ParameterUpdate
 from mpidist.optimizers import slices
 from mpidist.variables import DistributedVariable
 
@@ -256,33 +255,21 @@ class Rule(abc.ABC):
             if store is not None:
                 store[...] = p
 
-    def update_all(
-        self, updates: Iterable[tuple[Any, Any, list[Any], Step]], memory: DeviceMemory | None = None
-    ) -> None:
-        """Apply the rule to (parameter, gradient, slots, step), as `update`; to those in `memory` at once.  Local."""
-        if memory is None or not _has_formula(type(self)):
-            for update in updates:
-                self.update(*update)
-            return
-        by_dtypes: dict[Any, list[tuple[Any, Any, list[Any], Step]]] = {}
-        for update in updates:
-            by_dtypes.setdefault((update[0].dtype, update[1].dtype), []).append(update)
-        for alike in by_dtypes.values():
-            if not memory.update(*self._in_formulas(alike)):
-                for update in alike:
-                    self.update(*update)
+    @property
+    def has_formula(self) -> bool:
+        """Whether there is a `formula`, of the same class as `update_slice`, and nothing else in an update."""
+        family = type(self)
+        own = next(vars(each) for each in family.__mro__ if not {"formula", "update_slice"}.isdisjoint(vars(each)))
+        return "formula" in own and family.update is Rule.update
 
-    def _in_formulas(
-        self, updates: Sequence[tuple[Any, Any, list[Any], Step]]
-    ) -> tuple[Formula, list[ParameterUpdate]]:
-        """Return updates with the formula that all of them have, and its numbers for each."""
+    def in_formula(self, steps: Sequence[Step]) -> tuple[Formula, list[tuple[float, ...]]]:
+        """Return the formula, and the numbers of each step for `JointUpdate.run`; once those of all alike.  Local."""
         limit = math.inf if self.clipvalue is None else self.clipvalue
-        formulas = [self.formula(step.coefficients) for *_, step in updates]
-        statement, numbers = formulas[0]
-        return Formula(statement, self.slot_names, tuple(numbers)), [
-            ParameterUpdate(parameter, gradient, slots, (step.factor, step.decay, limit, *own.values()))
-            for (parameter, gradient, slots, step), (_, own) in zip(updates, formulas, strict=True)
-        ]
+        numbers = []
+        for step in steps if any(step is not steps[0] for step in steps) else steps[:1]:
+            statement, own = self.formula(step.coefficients)
+            numbers.append((step.factor, step.decay, limit, *own.values()))
+        return Formula(statement, self.slot_names, tuple(own)), numbers
 
     def _update_block(self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], step: Step) -> None:
         """Apply the rule to one of the `_blocks`, with gradients that `_takes_unchanged`, in place.  Local."""
@@ -327,12 +314,6 @@ class Rule(abc.ABC):
                 wide[...] = p
                 p = wide
             yield p, g, s, short, store
-
-
-def _has_formula(family: type[Rule]) -> bool:
-    """Return whether a class has a `formula`, of its `update_slice`, and nothing else in its updates."""
-    own = next(vars(each) for each in family.__mro__ if not {"formula", "update_slice"}.isdisjoint(vars(each)))
-    return "formula" in own and family.update is Rule.update
 
 
 def patterns(names: Iterable[str], parameter: str) -> list[re.Pattern[str]]:

@@ -14,7 +14,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from mpidist import arrays
 from mpidist.device import memory
 from mpidist.device.kernels import Formula
-from mpidist.device.memory import Arrived, Link, ParameterUpdate
+from mpidist.device.memory import Arrived, Link
 from mpidist.runtime.watch import Watch
 from mpidist.transports.base import Transport
 
@@ -221,9 +221,9 @@ class PretendedMemory:
         """Return address and bytes of each array."""
         return [(each._hidden.__array_interface__["data"][0], each.nbytes) for each in tensors]
 
-    def update(self, formula: Formula, updates: Sequence[ParameterUpdate]) -> bool:
-        """Update nothing: there is no compiler."""
-        return False
+    def joint_update(self, parameters: Sequence[Any], slots: Sequence[Sequence[Any]]) -> PretendedUpdate:
+        """Return the update of parameters, each with its slots."""
+        return PretendedUpdate(parameters, slots)
 
     def link(self, transport: Transport, watch: Watch) -> Link | str:
         """Return pretended collectives between these ranks, or why there are none."""
@@ -252,6 +252,34 @@ class PretendedPacking:
         self._check(tensors)
         for each, (start, stop) in zip(tensors, self._spans, strict=True):
             each.reshape(-1)[...] = flat[start:stop]
+
+
+class PretendedUpdate:
+    """The steps of an optimizer for some parameters, by formulas of which each statement is one of Python, too."""
+
+    def __init__(self, parameters: Sequence[DeviceArray], slots: Sequence[Sequence[DeviceArray]]) -> None:
+        self._given = list(zip(parameters, slots, strict=True))
+
+    def run(self, formula: Formula, gradients: Sequence[DeviceArray], numbers: Sequence[Sequence[float]]) -> None:
+        """Update parameters and slots."""
+        statements = formula.statement.replace("real ", "").split(";")
+        rows = numbers if len(numbers) > 1 else [*numbers] * len(gradients)
+        for (parameter, slots), gradient, (factor, decay, limit, *own) in zip(
+            self._given, gradients, rows, strict=True
+        ):
+            real = arrays.wire_dtype(parameter.dtype)
+            p, g = parameter._hidden.astype(real), gradient._hidden.reshape(-1).astype(real) * factor
+            names: dict[str, Any] = {
+                "p": p - p * decay if decay else p,
+                "g": np.clip(g, -limit, limit),
+                "sqrt": np.sqrt,
+                **dict(zip(formula.slots, map(_inside, slots), strict=True)),
+                **dict(zip(formula.numbers, own, strict=True)),
+            }
+            exec("\n".join(map(str.strip, statements)), names)
+            parameter[...] = DeviceArray(names["p"])
+            for slot, name in zip(slots, formula.slots, strict=True):
+                slot[...] = DeviceArray(names[name])
 
 
 class PretendedLink:

@@ -288,6 +288,11 @@ class DistributedVariable(ArrayReading, DistributedValues):
         return self._storage.dtype
 
     @property
+    def array_type(self) -> type:
+        """The type of its array: of a host's, where that is elsewhere."""
+        return numpy.ndarray if self._storage is None else type(self._storage)
+
+    @property
     def value(self) -> numpy.ndarray:
         """The value, read-only.
 

@@ -125,6 +125,69 @@ def test_ranks_that_train_on_devices_equal_one_process_on_the_host(name, options
     numpy.testing.assert_allclose(as_host(weights.value), expected.value, rtol=1e-12, atol=1e-13)
 
 
+RULES = {
+    "sgd": lambda: mpidist.optimizers.SGD(0.1, clipvalue=0.5),
+    "momentum": lambda: mpidist.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda: mpidist.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: mpidist.optimizers.Adam(0.01, global_clipnorm=3.0),
+    "adamw": lambda: mpidist.optimizers.AdamW(0.01, weight_decay=0.1),
+    "rmsprop": lambda: mpidist.optimizers.RMSprop(0.01),
+}
+SHAPES = [((40, 300), "f8"), ((7,), "f8"), ((), "f8"), ((0, 3), "f8"), ((9, 4), "f4"), ((200, 100), "f4"), ((6,), "f2")]
+
+
+def _updated(make, place, strategy=None, aggregates=True, rows=False):
+    """Return variables of several dtypes after some steps, and the optimizer."""
+    rank, size = (0, 1) if strategy is None else (strategy.extended.replica_id, strategy.num_replicas_in_sync)
+    random = numpy.random.default_rng(3)
+    with strategy.scope() if strategy is not None else nullcontext():
+        variables = [mpidist.Variable(place(random.normal(size=shape).astype(dtype))) for shape, dtype in SHAPES]
+        optimizer = make()
+        optimizer.exclude_from_weight_decay(variables[1:3])
+
+    def step(number):
+        random = numpy.random.default_rng(number)
+        shares = [random.integers(-8, 9, size=(12, *shape)) / 16 for shape, _ in SHAPES]
+        parts = [share[rank::size] if aggregates else share for share in shares]
+        gradients = [
+            part.sum(axis=0).T.astype(dtype, order="C") for part, (_, dtype) in zip(parts, SHAPES, strict=True)
+        ]
+        found = [place(each).T for each in gradients]
+        if rows:
+            every = numpy.arange(40)
+            found[0] = mpidist.IndexedSlices(place(parts[0].sum(axis=0)), place(every), (40, 300))
+        optimizer.apply_gradients(zip(found, variables, strict=True), skip_gradients_aggregation=not aggregates)
+
+    for number in range(3):
+        strategy.run(step, args=(number,)) if strategy is not None else step(number)
+    return variables, optimizer
+
+
+@pytest.mark.parametrize("how", [{}, {"aggregates": False}, {"aggregates": False, "rows": True}], ids=str)
+@pytest.mark.parametrize("name", RULES)
+def test_variables_of_several_dtypes_equal_those_of_one_process_on_the_host(name, how):
+    """Gradients are transposed views of sixteenths, which are exact in each dtype."""
+    variables, optimizer = _updated(RULES[name], on_device, mpidist.MultiWorkerMirroredStrategy(), **how)
+    expected, other = _updated(RULES[name], numpy.array)
+    for variable, wanted in zip(variables, expected, strict=True):
+        precision = {"f8": 1e-12, "f4": 1e-5, "f2": 5e-3}[variable.dtype.str[1:]]
+        assert is_device(variable.value)
+        numpy.testing.assert_allclose(as_host(variable.value), wanted.value, rtol=precision, atol=precision)
+        slots = zip(optimizer.slots(variable).values(), other.slots(wanted).values(), strict=True)
+        for own, slot in slots:
+            numpy.testing.assert_allclose(as_host(own), slot, rtol=precision, atol=precision)
+
+
+def test_a_gradient_of_the_host_is_refused_for_a_variable_on_a_device():
+    weights, optimizer = mpidist.Variable(on_device(numpy.ones(3))), mpidist.optimizers.SGD(0.5)
+    optimizer.apply_gradients([(on_device(numpy.ones(3)), weights)])
+    with pytest.raises(
+        TypeError, match="gradient for variable '.*' is a ndarray in host memory, and the variable is a D"
+    ):
+        optimizer.apply_gradients([(numpy.ones(3), weights)])
+    assert as_host(weights.value).tolist() == [0.5] * 3
+
+
 def test_a_step_that_is_not_finite_on_one_rank_is_left_out_on_all():
     strategy = mpidist.MultiWorkerMirroredStrategy()
     with strategy.scope():

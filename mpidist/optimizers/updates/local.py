@@ -18,7 +18,7 @@ from mpidist.optimizers.updates.one_copy import OneCopyUpdates
 from mpidist.optimizers.updates.parts import update_part
 from mpidist.optimizers.updates.sharded import ShardedUpdates
 from mpidist.optimizers.updates.updates import Updates
-from mpidist.optimizers.updates.variable_list import VariableList, unpacked
+from mpidist.optimizers.updates.variable_list import VariableList, gradients_of, unpacked
 from mpidist.variables import IndexedSlices, begin_writing, note_changes
 
 #: Returns the step of a variable, from its position in a list and its factor.
@@ -119,13 +119,16 @@ class LocalUpdates(Updates):
         begin_writing(variables)
         joins = rule._joins and factors.count(factors[0]) == len(factors)
         runs = listed.runs(packs, self._slots, listed.decays(rule) if joins else range(len(variables)))
-        flat = rule._scratch.flat
-        updates = (
-            (run.parameter, values[run.where], run.slots, step_for(run.member, factors[run.member]))
-            for values, own in zip((flat(pack.values) for pack in packs), runs, strict=True)
-            for run in own
-        )
-        rule.update_all(updates, listed.memory)
+        joint = listed.joint_update(runs) if rule.has_formula else None
+        if joint is not None:
+            steps = [step_for(run.member, factors[run.member]) for own in runs for run in own]
+            formula, numbers = rule.in_formula(steps)
+            joint.run(formula, list(gradients_of(packs, runs)), numbers)
+        else:
+            for pack, own in zip(packs, runs, strict=True):
+                values = rule._scratch.flat(pack.values)
+                for run in own:
+                    rule.update(run.parameter, values[run.where], run.slots, step_for(run.member, factors[run.member]))
         note_changes(variables)
 
     # -- slots --------------------------------------------------------------------------------------------------------

@@ -32,8 +32,13 @@ def update_part(
     where = slice(start, parameter.size if stop is None else stop)
     is_sparse = isinstance(gradient, IndexedSlices)
     flat = sparse.dense_within(gradient, where) if is_sparse else rule._scratch.flat(gradient)[where]
-    update = parameter.reshape(-1)[where], flat, slices.pick(slots, where), step
-    rule.update_all([update], memory_of(parameter))
+    own, own_slots, memory = parameter.reshape(-1)[where], slices.pick(slots, where), memory_of(parameter)
+    joint = memory.joint_update([own], [own_slots]) if memory is not None and rule.has_formula else None
+    if joint is None:
+        rule.update(own, flat, own_slots, step)
+    else:
+        formula, numbers = rule.in_formula([step])
+        joint.run(formula, [flat], numbers)
 
 
 def _updates_rows(rule: Rule, gradient: Any, step: Step) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import numpy
 from mpidist.arrays import aligned
 from mpidist.collectives.reductions import update
 from mpidist.collectives.reductions.results import Packed
-from mpidist.device.memory import DeviceMemory, memory_of
+from mpidist.device.memory import JointUpdate, memory_of
 from mpidist.optimizers.rule import Rule
 from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.sparse import values_of
@@ -29,7 +28,7 @@ _LIGHTER = 4
 _KEPT_LISTS = 8
 
 _ARRAYS = {numpy.ndarray}
-_shape, _dtype = attrgetter("shape"), attrgetter("dtype")
+_shape, _dtype, _array_type = attrgetter("shape"), attrgetter("dtype"), attrgetter("array_type")
 
 
 class Run(NamedTuple):
@@ -58,12 +57,14 @@ class VariableList:
         self.names = [variable.name for variable in variables]
         require_once(self.variables, "has two gradients in one step; add them, and give their sum")
         self._shapes, self._dtypes = list(map(_shape, variables)), list(map(_dtype, variables))
+        self._types = set(map(_array_type, variables))
         sizes = zip(self._shapes, self._dtypes, strict=True)
         nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
         self.has_copies = all(variable.one_copy is None for variable in variables)
         self.is_packed = self.has_copies and len(variables) > 1 and nbytes < _SHORT_BYTES * len(variables)
         self.is_light = self.is_packed and nbytes < _LIGHTER * update.LEAST_BYTES
         self._runs: tuple[Any, list[list[Run]]] = (None, [])
+        self._joint: tuple[Any, JointUpdate | None] = (None, None)
         self._decays: tuple[Any, list[float]] = (None, [])
         self._packs: list[Packed] = []
         self._packed_dtypes: list[Any] = []
@@ -73,16 +74,11 @@ class VariableList:
         own = self.variables
         return variables is own or (len(variables) == len(own) and all(map(is_, variables, own)))
 
-    @cached_property
-    def memory(self) -> DeviceMemory | None:
-        """The device memory in which all of them lie; None where there is no such one."""
-        memories = {memory_of(variable.live) for variable in self.variables}
-        return memories.pop() if len(memories) == 1 else None
-
     def takes(self, gradients: Sequence[Any]) -> bool:
-        """Whether these are NumPy arrays of the variables' shapes and dtypes."""
+        """Whether these are arrays of the one kind that the variables have, of their shapes and dtypes."""
         return (
-            set(map(type, gradients)) == _ARRAYS
+            set(map(type, gradients)) == self._types
+            and len(self._types) == 1
             and list(map(_shape, gradients)) == self._shapes
             and list(map(_dtype, gradients)) == self._dtypes
         )
@@ -112,6 +108,16 @@ class VariableList:
         if self._runs[0] != key:
             self._runs = key, [list(self._cut(pack, slots, likeness)) for pack in packs]
         return self._runs[1]
+
+    def joint_update(self, runs: list[list[Run]]) -> JointUpdate | None:
+        """Return the update of all runs at once, where their memory has such a thing; `runs` are as `runs` returned."""
+        if self._joint[0] is not runs:
+            every = [run for own in runs for run in own]
+            parameters, memories = [run.parameter for run in every], {memory_of(run.parameter) for run in every}
+            memory = memories.pop() if len(memories) == 1 else None
+            known = None if memory is None else memory.joint_update(parameters, [run.slots for run in every])
+            self._joint = runs, known
+        return self._joint[1]
 
     def _cut(self, pack: Packed, slots: Slots, likeness: Sequence[Any]) -> Iterator[Run]:
         """Yield the runs of one pack."""
@@ -174,6 +180,15 @@ def unpacked(packs: Sequence[Packed]) -> list[Any]:
         for position, (start, stop) in zip(pack.tensors, pairwise(pack.offsets), strict=True):
             by_position[position] = pack.values[start:stop]
     return [by_position[position] for position in range(len(by_position))]
+
+
+def gradients_of(packs: Sequence[Packed], runs: Sequence[Sequence[Run]]) -> Iterator[Any]:
+    """Yield the packed gradients of each run, in no shape of their own."""
+    for pack, own in zip(packs, runs, strict=True):
+        if len(own) == 1:
+            yield pack.values
+        else:
+            yield from (pack.values[run.where] for run in own)
 
 
 def _room_for(gradients: Sequence[Any]) -> list[Packed]:

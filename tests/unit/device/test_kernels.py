@@ -10,9 +10,8 @@ from types import ModuleType, SimpleNamespace
 import numpy
 import pytest
 
-from mpidist.device.kernels import CHUNK, Formula
-from mpidist.device.memory import ParameterUpdate
-from mpidist.optimizers import SGD, Adam, AdamW, RMSprop
+from mpidist.device.kernels import CHUNK
+from mpidist.optimizers import LAMB, SGD, Adam, AdamW, RMSprop
 from mpidist.optimizers.rule import Step
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to compile kernels")
@@ -91,6 +90,7 @@ def kernels(monkeypatch, tmp_path):
     library, found = ModuleType("cupy"), Kernels(tmp_path)
     library.ndarray = type("ndarray", (), {})
     library.asarray, library.RawKernel = on_card, found.compiled
+    library.ascontiguousarray = lambda array, dtype: on_card(numpy.ascontiguousarray(array, dtype))
     library.cuda = SimpleNamespace(
         get_current_stream=lambda: SimpleNamespace(ptr=0), runtime=SimpleNamespace(getDevice=lambda: 0)
     )
@@ -108,82 +108,73 @@ RULES = {
     "adam": lambda: Adam(0.01, clipvalue=0.5),
     "adamw": lambda: AdamW(0.01),
 }
-SIZES = (1, 0, 7, CHUNK, CHUNK + 1, 3 * CHUNK - 1)
+SIZES = (1, 0, 7, CHUNK, CHUNK + 1, 3 * CHUNK - 1, 0)
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("dtype", ["f8", "f4", "f2"])
-def test_one_launch_has_the_bits_of_numpy(kernels, name, dtype):
+@pytest.mark.parametrize("decays", [(0.0,), (0.0, 0.01, 0.0, 0.0, 0.01, 0.0, 0.0)])
+def test_one_launch_has_the_bits_of_numpy(kernels, name, dtype, decays):
     rule, random = RULES[name](), numpy.random.default_rng(0)
     real = "f8" if dtype == "f8" else "f4"
-    theirs = [
-        (random.normal(size=size).astype(dtype), [numpy.zeros(size, real) for _ in rule.slot_names]) for size in SIZES
-    ]
-    ours = [(on_card(parameter), list(map(on_card, slots))) for parameter, slots in theirs]
+    parameters = [random.normal(size=size).astype(dtype) for size in SIZES]
+    slots = [[numpy.zeros(size, real) for _ in rule.slot_names] for size in SIZES]
+    own, own_slots = list(map(on_card, parameters)), [list(map(on_card, each)) for each in slots]
+    joint = kernels.memory.joint_update(own, own_slots)
     for number in range(3):
-        coefficients = rule.coefficients(0.1, number)
-        steps = [Step(coefficients, 0.5 + number % 2 / 2, decay) for decay in (0, 0.01, 0, 0.01, 0, 0)]
+        steps = [Step(rule.coefficients(0.1, number), (1.0, 0.5, 2.0)[number], decay) for decay in decays]
+        steps = steps if len(steps) > 1 else steps * len(SIZES)
         gradients = [random.normal(size=size).astype(dtype) for size in SIZES]
-        for (parameter, slots), gradient, step in zip(theirs, gradients, steps, strict=True):
-            rule.update(parameter, gradient, slots, step)
-        given = [(p, on_card(g), s, step) for (p, s), g, step in zip(ours, gradients, steps, strict=True)]
-        rule.update_all(given, kernels.memory)
+        for update in zip(parameters, gradients, slots, steps, strict=True):
+            rule.update(*update)
+        formula, numbers = rule.in_formula(steps)
+        assert len(numbers) == len(decays)
+        joint.run(formula, list(map(on_card, gradients)), numbers)
     assert kernels.launched == ["update"] * 3
-    for (parameter, slots), (own, own_slots) in zip(theirs, ours, strict=True):
-        for expected, found in zip([parameter, *slots], [own, *own_slots], strict=True):
-            assert found.dtype == expected.dtype
-            numpy.testing.assert_array_equal(found, expected)
+    for expected, found in zip([*parameters, *sum(slots, [])], [*own, *sum(own_slots, [])], strict=True):
+        assert found.dtype == expected.dtype
+        numpy.testing.assert_array_equal(found, expected)
 
 
-def test_each_pair_of_dtypes_is_a_launch(kernels):
-    pairs = [("f4", "f4"), ("f8", "f8"), ("f4", "f2"), ("f2", "f4"), ("f8", "f2"), ("f4", "f8"), ("f8", "f8")]
-    made = [(on_card(numpy.ones(3, p)), on_card(numpy.full(3, 0.5, g)), [], Step((0.5,))) for p, g in pairs]
-    SGD(0.5).update_all(made, kernels.memory)
-    assert [each[0].tolist() for each in made] == [[0.75] * 3] * len(pairs)
-    assert len(kernels.launched) == len(set(pairs))
+def test_each_dtype_is_a_launch_and_gradients_of_another_are_converted(kernels):
+    pairs = [("f4", "f4"), ("f8", "f8"), ("f4", "f2"), ("f2", "f4"), ("f8", "i4")]
+    parameters = [on_card(numpy.ones((2, 3), own)) for own, _ in pairs]
+    gradients = [on_card(numpy.arange(6).reshape(3, 2).astype(other)).T for _, other in pairs]
+    formula, numbers = SGD(0.5).in_formula([Step((0.5,))] * len(pairs))
+    kernels.memory.joint_update([each.reshape(-1) for each in parameters], [[]] * 5).run(formula, gradients, numbers)
+    assert [each.tolist() for each in parameters] == [[[1, 0, -1], [0.5, -0.5, -1.5]]] * len(pairs)
+    assert len(kernels.launched) == 3
 
 
-def test_gradients_that_are_parameters_are_read_before_these_change(kernels):
-    """Each of two parts takes away the other, and a third one what lies across both."""
-    block = on_card(numpy.arange(8.0))
-    parts, last = [block[:4], block[4:]], on_card(numpy.zeros(4))
-    gradients = [parts[1], parts[0], block[2:6]]
-    step = Step((1.0,))
-    SGD(1.0).update_all([(p, g, [], step) for p, g in zip([*parts, last], gradients, strict=True)], kernels.memory)
-    numpy.testing.assert_array_equal(block, [-4, -4, -4, -4, 4, 4, 4, 4])
-    numpy.testing.assert_array_equal(last, [-2, -3, -4, -5])
+def test_what_the_kernel_does_not_take_or_is_empty_is_not_launched(kernels):
+    assert kernels.memory.joint_update([on_card(numpy.ones(3, "i4")), on_card(numpy.ones(3))], [[], []]) is None
+    formula, numbers = SGD(0.5).in_formula([Step((0.5,))])
+    kernels.memory.joint_update([on_card([])], [[]]).run(formula, [on_card([])], numbers)
+    assert not kernels.launched
 
 
-def test_a_class_with_a_rule_of_its_own_is_not_updated_by_that_of_its_base(kernels):
-    class Twice(Adam):
+def test_a_class_with_a_rule_of_its_own_has_not_the_formula_of_its_base():
+    class Ruled(Adam):
         def update_slice(self, parameter, gradient, slots, scratch, coefficients):
             parameter -= 2 * gradient
 
-    class Rounded(SGD):
+    class Updated(SGD):
         def update(self, parameter, gradient, slots, step):
             parameter[...] = numpy.rint(parameter - gradient)
 
-    class Named(AdamW):
-        pass
+    class Both(Ruled):
+        def update_slice(self, parameter, gradient, slots, scratch, coefficients):
+            parameter -= 3 * gradient
 
-    for rule, expected in ((Twice(), 1 - 2 * 0.25), (Rounded(), 1), (Named(), None), (RMSprop(), None)):
-        kernels.launched.clear()
-        parameter, gradient = on_card([1.0]), on_card([0.25])
-        slots = [on_card([0.0]) for _ in rule.slot_names]
-        rule.update_all([(parameter, gradient, slots, Step(rule.coefficients(0.1, 0)))], kernels.memory)
-        assert expected is None or parameter[0] == expected
-        assert kernels.launched == (["update"] if isinstance(rule, Named) else [])
+        def formula(self, coefficients):
+            return "p -= 3 * g;", {}
 
+    class Rated(Both):
+        def coefficients(self, learning_rate, iterations):
+            return (2 * learning_rate,)
 
-def test_what_has_no_kernel_is_said_so_and_left(kernels):
-    parameter = on_card(numpy.ones(3, "i4"))
-    formula = Formula("p -= g;", (), ())
-    assert not kernels.memory.update(formula, [ParameterUpdate(parameter, parameter, [], (1.0, 0.0, numpy.inf))])
-    assert parameter.tolist() == [1, 1, 1] and not kernels.launched
-    assert kernels.memory.update(
-        formula, [ParameterUpdate(on_card(numpy.ones(0)), on_card(numpy.ones(0)), [], (1, 0, 1))]
-    )
-    assert not kernels.launched
+    rules = [Adam, AdamW, SGD, RMSprop, LAMB, Ruled, Updated, Both, Rated]
+    assert [kind for kind in rules if kind().has_formula] == [Adam, AdamW, SGD, Both, Rated]
 
 
 @pytest.mark.parametrize(
