@@ -1,16 +1,27 @@
 // Copies chunks of tensors to where they lie in a flat array of another dtype, or back: one launch for all tensors.
 $includes
+template <class From, class To> __device__ inline void copy(const From* from, To* to, int elements)
+{
+    for (int i = threadIdx.x; i < elements; i += $batch * blockDim.x) {
+        From values[$batch];
+        #pragma unroll
+        for (int k = 0; k < $batch; k++) {  // all are on their way before the first one is needed
+            const int at = i + k * blockDim.x;
+            values[k] = from[at < elements ? at : elements - 1];
+        }
+        #pragma unroll
+        for (int k = 0; k < $batch; k++) {
+            const int at = i + k * blockDim.x;
+            if (at < elements) to[at] = (To)plain(values[k]);
+        }
+    }
+}
+
 extern "C" __global__ void convert(
     const unsigned long long* tensors, const long long* chunks, $together* flat, int is_back)
 {
     const long long* chunk = chunks + 4 * (long long)blockIdx.x;  // tensor, first element in it, first in flat, elements
     $apart* apart = ($apart*)tensors[chunk[0]] + chunk[1];
     $together* together = flat + chunk[2];
-    if (is_back) {
-        #pragma unroll 4
-        for (long long i = threadIdx.x; i < chunk[3]; i += blockDim.x) apart[i] = ($apart)plain(together[i]);
-    } else {
-        #pragma unroll 4
-        for (long long i = threadIdx.x; i < chunk[3]; i += blockDim.x) together[i] = ($together)plain(apart[i]);
-    }
+    if (is_back) copy(together, apart, (int)chunk[3]); else copy(apart, together, (int)chunk[3]);
 }

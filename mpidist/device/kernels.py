@@ -26,7 +26,7 @@ _TYPES = {
 }
 _HEADERS = {"float16": "cuda_fp16.h", "bfloat16": "cuda_bf16.h"}
 
-#: Elements that one block of threads updates; and how many of them one thread reads before it computes.
+#: Elements that one block of threads updates; and how many one thread reads, of each array, before it computes.
 CHUNK, _BATCH = 1 << 12, 4
 
 #: The dtypes of parameters that the kernel updates.
@@ -69,8 +69,8 @@ def update_text(formula: Formula, parameter: Any) -> str:
 
 def convert_text(apart: Any, together: Any) -> str:
     """Return the kernel ``convert`` between tensors of one dtype and a flat array of another."""
-    names = apart.name, together.name
-    return _filled("convert.cu", includes=_includes(apart, together), apart=_TYPES[names[0]], together=_TYPES[names[1]])
+    types = {"apart": _TYPES[apart.name], "together": _TYPES[together.name]}
+    return _filled("convert.cu", includes=_includes(apart, together), batch=2 * _BATCH, **types)
 
 
 def _includes(*dtypes: Any) -> str:

@@ -96,8 +96,9 @@ def _as_gradient(gradient: Any, variable: Any) -> Any:
         gradient = arrays.as_host(gradient)
     if not (arrays.is_device(gradient) or issubclass(variable.array_type, numpy.ndarray)):
         raise TypeError(
-            f"the gradient for variable {variable.name!r} is a {type(gradient).__name__} in host memory, and the "
-            f"variable is a {variable.array_type.__name__} of a device; copy the gradient there, as by cupy.asarray"
+            f"the gradient for variable {variable.name!r} is a {arrays.kind_of(gradient).name} array in host memory, "
+            f"and the variable is a {arrays.kind_of(variable.live).name} array; copy the gradient there, as by "
+            "cupy.asarray"
         )
     if gradient.shape != variable.shape:
         raise ValueError(

@@ -181,9 +181,7 @@ def test_variables_of_several_dtypes_equal_those_of_one_process_on_the_host(name
 def test_a_gradient_of_the_host_is_refused_for_a_variable_on_a_device():
     weights, optimizer = mpidist.Variable(on_device(numpy.ones(3))), mpidist.optimizers.SGD(0.5)
     optimizer.apply_gradients([(on_device(numpy.ones(3)), weights)])
-    with pytest.raises(
-        TypeError, match="gradient for variable '.*' is a ndarray in host memory, and the variable is a D"
-    ):
+    with pytest.raises(TypeError, match="gradient for variable '.*' is a numpy array in host .* is a pretended array"):
         optimizer.apply_gradients([(numpy.ones(3), weights)])
     assert as_host(weights.value).tolist() == [0.5] * 3
 

@@ -119,8 +119,8 @@ class LocalUpdates(Updates):
         begin_writing(variables)
         joins = rule._joins and factors.count(factors[0]) == len(factors)
         runs = listed.runs(packs, self._slots, listed.decays(rule) if joins else range(len(variables)))
-        joint = listed.joint_update(runs) if rule.has_formula else None
-        if joint is not None:
+        joint = listed.joint_update(runs)
+        if joint is not None and rule.has_formula:
             steps = [step_for(run.member, factors[run.member]) for own in runs for run in own]
             formula, numbers = rule.in_formula(steps)
             joint.run(formula, list(gradients_of(packs, runs)), numbers)
