@@ -46,9 +46,9 @@ class SliceScratch:
     def flat(self, array: Any) -> Any:
         """Return an array flat, in the order of its axes: a view, or a copy that lasts until the next call.  Local.
 
-        Gradients are often transposed views, and their parameters are not.  Copies on a device last.
+        Gradients are often transposed views, and their parameters are not.
         """
-        if array.flags.c_contiguous or arrays.is_device(array):
+        if array.flags.c_contiguous:
             return array.reshape(-1)
         key = (type(array), array.dtype)
         found = self._copies.get(key)
