@@ -47,15 +47,12 @@ class GradientMarks:
         self._marked: list[_Mark] = []
         self._aside: _Aside | None = None  # what is on a device, and not marked yet
         self._is_for_all = False
-        self._places: list[tuple[torch.Tensor, ref[torch.Tensor], int]] = []  # of all, where that was asked for
+        self._places: list[_Mark] = []  # of all, without values
 
-    def set(self, with_places: bool = False) -> None:
-        """Mark a few gradients as they are now: those that are not zeros tell most.  Local.
-
-        `with_places`: they do not stand for another that lies where it lay, and has values.
-        """
+    def set(self) -> None:
+        """Mark a few gradients as they are now: those that are not zeros tell most.  Local."""
         present = [each for each in self._parameters if each.grad is not None]
-        self._places = [(each, ref(each.grad), _version(each)) for each in present] if with_places else []
+        self._places = [(each, ref(each.grad), _version(each), b"") for each in present]
         if present and cuda.has(present[0]):
             few = present if len(present) <= _SMALLEST + _LARGEST else [*present[:_SMALLEST], *present[-_LARGEST:]]
             self._marked, self._aside, self._is_for_all = [], _Aside(few), False
@@ -104,16 +101,20 @@ class GradientMarks:
                 marked.append((parameter, ref(gradient), gradient._version, values))
         self._marked, self._aside, self._is_for_all = marked, _Aside(there) if there else None, True
 
-    def state(self, added: torch.Tensor | None = None) -> MarkState:
+    def state(self, is_whole: bool, added: torch.Tensor | None = None) -> MarkState:
         """Return what has become of the gradients since: of the one to which least was done.  Local.
 
-        `added` is the parameter whose gradient a backward pass has just added to; it is asked only where there is no
-        other.
+        `is_whole`: a few that are cleared do not stand for the others.  `added` is the parameter whose gradient a
+        backward pass has just added to; it is asked only where there is no other.
         """
         least = self._state_of_marked(added)
-        if least is MarkState.CLEARED and any(_is_left(*each) for each in self._places if each[0] is not added):
-            return MarkState.KEPT
-        return least
+        if least is not MarkState.CLEARED or not is_whole:
+            return least
+        others = [(each, _state(each)) for each in self._places if each[0] is not added and each[0].grad is not None]
+        found = [state for each, state in others if has_values(each[0].grad)]
+        if not any(state is MarkState.KEPT for _, state in others):  # none was set to zero without PyTorch's notice
+            found += [_state_of_added(each) for each in self._places if each[0] is added]
+        return max(found, key=[*MarkState].index, default=least)
 
     def _state_of_marked(self, added: torch.Tensor | None) -> MarkState:
         if self._aside is not None:
@@ -125,12 +126,9 @@ class GradientMarks:
         least = MarkState.CLEARED
         is_sole = len(self._marked) == 1
         for mark in self._marked:
-            if mark[0] is not added:
-                state = _state(mark)
-            elif is_sole and mark[1] is not None and added.grad is mark[1]():
-                state = MarkState.KEPT if _version(added) == mark[2] + 1 else MarkState.CLEARED
-            else:
+            if mark[0] is added and not is_sole:
                 continue
+            state = _state_of_added(mark) if mark[0] is added else _state(mark)
             if state is MarkState.KEPT:
                 return state
             if state is MarkState.CHANGED or least is MarkState.CLEARED:
@@ -182,7 +180,7 @@ def _spread(gradient: torch.Tensor) -> torch.Tensor:
 def _state(mark: _Mark) -> MarkState:
     parameter, marked, version, values = mark
     gradient = parameter.grad
-    if gradient is None:
+    if gradient is None or not parameter.requires_grad:  # nobody reduces that of a frozen one
         return MarkState.CLEARED
     is_same = marked is not None and gradient is marked()
     if is_same and gradient._version == version and (not values or values == _values(gradient)):
@@ -192,11 +190,11 @@ def _state(mark: _Mark) -> MarkState:
     return MarkState.CHANGED if is_same else MarkState.REPLACED
 
 
-def _is_left(parameter: torch.Tensor, place: ref[torch.Tensor], version: int) -> bool:
-    """Return whether a gradient is as it was, as far as a few values tell."""
-    gradient = parameter.grad
-    is_same = gradient is not None and gradient is place() and _version(parameter) == version
-    return is_same and bool(_spread(gradient).any())
+def _state_of_added(mark: _Mark) -> MarkState:
+    """Return what had become of a gradient before a pass has added to it once."""
+    parameter, marked, version, _ = mark
+    is_same = marked is not None and parameter.grad is marked()
+    return MarkState.KEPT if is_same and _version(parameter) == version + 1 else MarkState.CLEARED
 
 
 def _version(parameter: torch.Tensor) -> int:
