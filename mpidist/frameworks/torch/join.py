@@ -96,8 +96,8 @@ class Joining:
 
     def _reduced_again(self, ranks: Sequence[int]) -> RuntimeError:
         return RuntimeError(
-            f"join(): rank {listed(map(str, ranks))} of {self._replicas.size} is to reduce gradients again that were "
-            "reduced before, as a backward pass has added to them, or to some, or they were changed before a second "
+            f"join(): rank {listed(map(str, ranks))} of {self._replicas.size} reduces gradients again that were "
+            "reduced before: a backward pass has added to them, or to some, or they were changed before a second "
             f"step; rank {listed(map(str, self.followers))} had run out of rows, so the mean over all ranks is not "
             "known. Set all gradients to zero (model.zero_grad()) before each step's first pass, and put no_sync() "
             "around passes that add up but for the last; or give join() divide_by_initial_world_size=False"
