@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from math import inf
 from typing import Any
 from weakref import ref
 from zlib import adler32, crc32
@@ -110,10 +111,11 @@ class GradientMarks:
         least = self._state_of_marked(added)
         if least is not MarkState.CLEARED or not is_whole:
             return least
-        others = [(each, _state(each)) for each in self._places if each[0] is not added and each[0].grad is not None]
-        found = [state for each, state in others if has_values(each[0].grad)]
-        if not any(state is MarkState.KEPT for _, state in others):  # none was set to zero without PyTorch's notice
-            found += [_state_of_added(each) for each in self._places if each[0] is added]
+        others = [each for each in self._places if each[0] is not added and each[0].requires_grad]
+        found = [_state(each) for each in others if each[0].grad is not None and has_values(each[0].grad)]
+        # to what was set to zero as they were, the pass has made one change more
+        cleared = min(map(_changes, others), default=1) + 1
+        found += [_state_of_added(each, cleared) for each in self._places if each[0] is added]
         return max(found, key=[*MarkState].index, default=least)
 
     def _state_of_marked(self, added: torch.Tensor | None) -> MarkState:
@@ -190,11 +192,16 @@ def _state(mark: _Mark) -> MarkState:
     return MarkState.CHANGED if is_same else MarkState.REPLACED
 
 
-def _state_of_added(mark: _Mark) -> MarkState:
-    """Return what had become of a gradient before a pass has added to it once."""
+def _state_of_added(mark: _Mark, cleared: float = 2) -> MarkState:
+    """Return what had become of a gradient before a pass has added to it; it has so many changes if it was cleared."""
+    return MarkState.KEPT if _changes(mark) < cleared else MarkState.CLEARED
+
+
+def _changes(mark: _Mark) -> float:
+    """Return how often a gradient was changed in place since, infinity where it is gone."""
     parameter, marked, version, _ = mark
-    is_same = marked is not None and parameter.grad is marked()
-    return MarkState.KEPT if is_same and _version(parameter) == version + 1 else MarkState.CLEARED
+    is_same = marked is not None and parameter.grad is not None and parameter.grad is marked()
+    return _version(parameter) - version if is_same else inf
 
 
 def _version(parameter: torch.Tensor) -> int:

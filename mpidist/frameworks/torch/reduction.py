@@ -62,7 +62,7 @@ class _Given:
     is_touched: bool = False
     #: The user's own gradients, of no pass.
     is_own: bool = False
-    #: They were changed in place since they were reduced: the user's own, or not.
+    #: Among them are some that were reduced before, and perhaps changed in place.
     is_again: bool = False
     #: Nothing that counts: a step was to be made inside of a pass.
     is_inside: bool = False
@@ -244,7 +244,10 @@ class GradientReduction:
         elif origins.is_new or self._is_stepped(optimizer) or (is_mixed and self.op == "sum"):
             left = MarkState.REPLACED if origins.is_new else origins.left(optimizer)
             is_own = left in (MarkState.REPLACED, MarkState.CHANGED) and not is_asked
-            self.reduce(_Given(left, is_mixed, is_own=is_own))
+            # with an optimizer's own gradients, or none, go those of others
+            is_alone = self.joining is None or left in (MarkState.KEPT, MarkState.CHANGED)
+            is_again = not is_alone and origins.left() in (MarkState.KEPT, MarkState.CHANGED)
+            self.reduce(_Given(left, is_mixed, is_own=is_own, is_again=is_again))
 
     def is_concerned(self, optimizer: Any) -> bool:
         """Return whether an optimizer takes what nobody reduces, or, in a pass, what is reduced here.  Local."""
