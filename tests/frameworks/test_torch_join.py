@@ -500,20 +500,27 @@ def test_passes_that_add_to_reduced_gradients(change, by_all, is_before):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_step_with_gradients_that_were_changed_since_another():
-    """Perhaps they are the ranks' own: of these a mean over all has fewer."""
+@pytest.mark.parametrize("end", ["changed", "cleared", "own"])
+def test_a_second_step_with_gradients_that_were_reduced(end):
+    """What is changed is perhaps the ranks' own; with an optimizer's own, or none, go those of the other."""
     model = mpidist.torch.DistributedDataParallel(tanh_model())
-    optimizer = sgd(model.parameters())
-    with pytest.raises(RuntimeError, match="reduces gradients again.*changed before a second step; rank 0 had run out"):
+    optimizers = [sgd(model.module[0].parameters()), sgd(model.module[2].parameters())]
+    with pytest.raises(RuntimeError, match="reduces gradients again.*before a second step; rank 0 had run out"):
         with model.join():
             for turn in range(1 if world().rank == 0 else 2):
                 x, y = rows(6, seed=turn)
-                optimizer.zero_grad()
+                model.zero_grad()
                 cross_entropy(model(x), y).backward()
-                optimizer.step()
+                for each in optimizers:
+                    each.step()
             if world().rank:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-                optimizer.step()
+                if end == "changed":
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+                else:
+                    optimizers[0].zero_grad()
+                if end == "own":
+                    own_gradients(model.module[0], world().rank, 0)
+                optimizers[0].step()
 
 
 @pytest.mark.mpi(min_size=2)

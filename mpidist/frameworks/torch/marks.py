@@ -112,11 +112,11 @@ class GradientMarks:
         if least is not MarkState.CLEARED or not is_whole:
             return least
         others = [each for each in self._places if each[0] is not added and each[0].requires_grad]
-        found = [_state(each) for each in others if each[0].grad is not None and has_values(each[0].grad)]
+        states = [_state(each) for each in others if each[0].grad is not None and has_values(each[0].grad)]
         # to what was set to zero as they were, the pass has made one change more
         cleared = min(map(_changes, others), default=1) + 1
-        found += [_state_of_added(each, cleared) for each in self._places if each[0] is added]
-        return max(found, key=[*MarkState].index, default=least)
+        states += [_state_of_added(each, cleared) for each in self._places if each[0] is added]
+        return max(states, key=[*MarkState].index, default=least)
 
     def _state_of_marked(self, added: torch.Tensor | None) -> MarkState:
         if self._aside is not None:
