@@ -52,14 +52,15 @@ class GradientMarks:
 
     def set(self) -> None:
         """Mark a few gradients as they are now: those that are not zeros tell most.  Local."""
-        present = [each for each in self._parameters if each.grad is not None]
-        self._places = [(each, ref(each.grad), _version(each), b"") for each in present]
+        found = [(each, each.grad) for each in self._parameters]
+        self._places = [(each, ref(it), it._version, b"") for each, it in found if it is not None]
+        present = [each for each, *_ in self._places]
         if present and cuda.has(present[0]):
             few = present if len(present) <= _SMALLEST + _LARGEST else [*present[:_SMALLEST], *present[-_LARGEST:]]
             self._marked, self._aside, self._is_for_all = [], _Aside(few), False
         else:
             self._aside = None
-            self._mark((each, ref(each.grad), _version(each), _values(each.grad)) for each in present)
+            self._mark((*each[:3], _values(each[0].grad)) for each in self._places)
 
     def _mark(self, candidates: Iterable[_Mark]) -> None:
         """Mark the first that are not zeros, and where these are too few, some that are."""
@@ -200,13 +201,8 @@ def _state_of_added(mark: _Mark, cleared: float = 2) -> MarkState:
 def _changes(mark: _Mark) -> float:
     """Return how often a gradient was changed in place since, infinity where it is gone."""
     parameter, marked, version, _ = mark
-    is_same = marked is not None and parameter.grad is not None and parameter.grad is marked()
-    return _version(parameter) - version if is_same else inf
-
-
-def _version(parameter: torch.Tensor) -> int:
-    assert parameter.grad is not None
-    return parameter.grad._version
+    gradient = parameter.grad
+    return inf if gradient is None or marked is None or gradient is not marked() else gradient._version - version
 
 
 def _values(gradient: torch.Tensor) -> bytes:
