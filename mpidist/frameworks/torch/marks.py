@@ -201,7 +201,7 @@ def _state_of_added(mark: _Mark, cleared: float = 2) -> MarkState:
 def _changes(mark: _Mark) -> float:
     """Return how often a gradient was changed in place since, infinity where it is gone."""
     parameter, marked, version, _ = mark
-    gradient = parameter.grad
+    gradient: Any = parameter.grad
     return inf if gradient is None or marked is None or gradient is not marked() else gradient._version - version
 
 
