@@ -183,7 +183,7 @@ def _spread(gradient: torch.Tensor) -> torch.Tensor:
 def _state(mark: _Mark) -> MarkState:
     parameter, marked, version, values = mark
     gradient = parameter.grad
-    if gradient is None or not parameter.requires_grad:  # nobody reduces that of a frozen one
+    if gradient is None:
         return MarkState.CLEARED
     is_same = marked is not None and gradient is marked()
     if is_same and gradient._version == version and (not values or values == _values(gradient)):
@@ -195,14 +195,15 @@ def _state(mark: _Mark) -> MarkState:
 
 def _state_of_added(mark: _Mark, cleared: float = 2) -> MarkState:
     """Return what had become of a gradient before a pass has added to it; it has so many changes if it was cleared."""
-    return MarkState.KEPT if _changes(mark) < cleared else MarkState.CLEARED
+    return MarkState.KEPT if 0 < _changes(mark) < cleared else MarkState.CLEARED
 
 
 def _changes(mark: _Mark) -> float:
     """Return how often a gradient was changed in place since, infinity where it is gone."""
     parameter, marked, version, _ = mark
-    gradient: Any = parameter.grad
-    return inf if gradient is None or marked is None or gradient is not marked() else gradient._version - version
+    gradient = parameter.grad
+    is_same = marked is not None and gradient is marked()
+    return gradient._version - version if is_same and gradient is not None else inf
 
 
 def _values(gradient: torch.Tensor) -> bytes:
