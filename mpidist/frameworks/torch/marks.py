@@ -103,20 +103,22 @@ class GradientMarks:
                 marked.append((parameter, ref(gradient), gradient._version, values))
         self._marked, self._aside, self._is_for_all = marked, _Aside(there) if there else None, True
 
-    def state(self, is_whole: bool, added: torch.Tensor | None = None) -> MarkState:
+    def state(self, whole: Sequence[GradientMarks] = (), added: torch.Tensor | None = None) -> MarkState:
         """Return what has become of the gradients since: of the one to which least was done.  Local.
 
-        `is_whole`: a few that are cleared do not stand for the others.  `added` is the parameter whose gradient a
-        backward pass has just added to; it is asked only where there is no other.
+        `whole` are all marks of a model, where a few that are cleared do not stand for the others.  `added` is the
+        parameter whose gradient a backward pass has just added to; else it is asked only where there is no other.
         """
         least = self._state_of_marked(added)
-        if least is not MarkState.CLEARED or not is_whole:
+        if least is not MarkState.CLEARED or not whole:
             return least
-        others = [each for each in self._places if each[0] is not added and each[0].requires_grad]
-        states = [_state(each) for each in others if each[0].grad is not None and has_values(each[0].grad)]
-        # to what was set to zero as they were, the pass has made one change more
-        cleared = min(map(_changes, others), default=1) + 1
-        states += [_state_of_added(each, cleared) for each in self._places if each[0] is added]
+        others = [each for marks in whole for each in marks._places if each[0] is not added and each[0].requires_grad]
+        cleared = min(map(_changes, others), default=1) + 1  # set to zero as they were, and added to by the pass
+        states = [
+            _state_of_added(each, cleared) if each[0] is added else _state(each)
+            for each in self._places
+            if each[0].requires_grad and each[0].grad is not None and has_values(each[0].grad)
+        ]
         return max(states, key=[*MarkState].index, default=least)
 
     def _state_of_marked(self, added: torch.Tensor | None) -> MarkState:

@@ -64,13 +64,17 @@ class GradientOrigins:
             return [*self._shares, self._rest]
         return [next((each for each in self._shares if each.optimizer() is optimizer), self._rest)]
 
+    def _whole(self) -> list[GradientMarks]:
+        """Return the marks that tell each other what was overlooked; none where that does not matter."""
+        return [each.marks for each in self._of(None)] if self.is_whole else []
+
     def begin(self, parameter: torch.Tensor, is_inside: bool) -> bool:
         """Return whether gradients were cleared before the pass that has just given this parameter's.
 
         `is_inside`: another pass is going on, or was broken off.
         """
         for each in self._of(None):
-            each.begin(parameter, is_inside, self.is_whole)
+            each.begin(parameter, is_inside, self._whole())
         self.has_local = True
         is_cleared = all(each.is_cleared for each in self._shares or [self._rest])
         if is_cleared:
@@ -117,7 +121,7 @@ class GradientOrigins:
 
     def left(self, optimizer: Any = None) -> MarkState:
         """Return what was done to gradients since they were reduced; to an optimizer's, or to all."""
-        found = [each.marks.state(self.is_whole) for each in self._of(optimizer)]
+        found = [each.marks.state(self._whole()) for each in self._of(optimizer)]
         return max(found, key=[*MarkState].index)
 
 
@@ -132,11 +136,11 @@ class _Share:
         if like is not None:
             self.is_reduced, self.is_mixed, self.is_cleared = like.is_reduced, like.is_mixed, like.is_cleared
 
-    def begin(self, parameter: torch.Tensor, is_inside: bool, is_whole: bool) -> None:
+    def begin(self, parameter: torch.Tensor, is_inside: bool, whole: Sequence[GradientMarks]) -> None:
         """Look whether the gradients were cleared before the pass that has just given this parameter's."""
         if is_inside and self.is_cleared:
             return
-        self.is_cleared = self.marks.state(is_whole, parameter) is MarkState.CLEARED
+        self.is_cleared = self.marks.state(whole, parameter) is MarkState.CLEARED
         if self.is_cleared:
             self.is_reduced = False
         self.is_mixed = self.is_reduced
