@@ -500,6 +500,26 @@ def test_passes_that_add_to_reduced_gradients(change, by_all, is_before):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_only_gradient_of_an_optimizer_is_kept(keeps):
+    """It is changed in place as often as it would be if it were set to zero; those of the other optimizer tell."""
+    model = mpidist.torch.DistributedDataParallel(small_model())
+    *others, only = model.parameters()
+    optimizers = [momentum(others), momentum([only])]
+    with pytest.raises(RuntimeError, match="reduces gradients again.*rank 0 had run out") if keeps else nullcontext():
+        with model.join():
+            for turn in range(1 if world().rank == 0 else 3):
+                for each in optimizers[: 1 if keeps else 2]:
+                    each.zero_grad(set_to_none=False)
+                x, y = rows(6, seed=turn)
+                cross_entropy(model(x), y).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+                for each in optimizers:
+                    each.step()
+    assert_same_bits(*model.parameters())
+
+
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("end", ["changed", "cleared", "own"])
 def test_a_second_step_with_gradients_that_were_reduced(end):
     """What is changed is perhaps the ranks' own; with an optimizer's own, or none, go those of the other."""
