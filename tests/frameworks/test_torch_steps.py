@@ -694,8 +694,7 @@ def test_the_gradients_of_a_part_are_set_to_zero_between_two_passes(way, clears_
     assert_alike(bare, expected.bare)
 
 
-@pytest.mark.parametrize("is_scaled", [False, True])
-@pytest.mark.parametrize("is_none", [False, True])
+@pytest.mark.parametrize("is_none, is_scaled", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("way", SUMS)
 @pytest.mark.mpi(min_size=2)
 def test_one_gradient_of_a_sum_is_kept(way, is_none, is_scaled):

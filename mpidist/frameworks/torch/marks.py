@@ -113,7 +113,8 @@ class GradientMarks:
         if least is not MarkState.CLEARED or not whole:
             return least
         others = [each for marks in whole for each in marks._places if each[0] is not added and each[0].requires_grad]
-        cleared = min(map(_changes, others), default=1) + 1  # set to zero as they were, and added to by the pass
+        fewest = min(map(_changes, others), default=1)
+        cleared = inf if fewest == inf else min(fewest, 1) + 1  # set to zero as they were, and added to by the pass
         states = [
             _state_of_added(each, cleared) if each[0] is added else _state(each)
             for each in self._places
