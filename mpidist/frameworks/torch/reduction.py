@@ -394,9 +394,10 @@ class GradientReduction:
     def join(self, joining: Joining | None) -> None:
         """Have replicas run out of rows from now on, or no more.  Local."""
         self.joining = joining
-        self.origins.is_whole = joining is not None or self.op == "sum"
         if joining is None:
-            self.steps = 0
+            self.steps, self.origins.is_whole = 0, self.op == "sum"
+        else:
+            self.origins.overlook_none()
 
     def follow(self, is_weighted: bool) -> None:
         """Take part in the others' reduction, with no rows.  Collective."""
