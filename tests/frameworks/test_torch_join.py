@@ -458,14 +458,14 @@ def small_model():
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("is_before", [False, True])
+@pytest.mark.parametrize("before", ["nothing", "pass", "change"])
 @pytest.mark.parametrize("by_all", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
-def test_passes_that_add_to_reduced_gradients(change, by_all, is_before):
+def test_passes_that_add_to_reduced_gradients(change, by_all, before):
     """Rank 0 runs out before; a mean of those with rows needs its gradients not, and one over all is an error.
 
     The others' are c + n, of what was reduced, and what they have changed, and each one's own new ones.  What was
-    reduced may be from before the block.
+    reduced, or that and the change, may be from before the block.
     """
     size, rank = world().size, world().rank
     bare = small_model()
@@ -473,18 +473,20 @@ def test_passes_that_add_to_reduced_gradients(change, by_all, is_before):
     wanted = mpidist.torch.DistributedDataParallel(copy.deepcopy(bare))
 
     def turn(number):
-        if number:
+        if number and before != "change":
             change(model)
         x, y = rows(6, seed=10 * rank + number)
         cross_entropy(model(x), y).backward()
 
-    if is_before:
+    if before != "nothing":
         turn(0)
+    if before == "change":
+        change(model)
     others = ", ".join(map(str, range(1, size)))
     refused = pytest.raises(RuntimeError, match=rf"rank {others} of {size} reduces gradients again.*rank 0 had run out")
     with refused if by_all else nullcontext():
         with model.join(divide_by_initial_world_size=by_all):
-            for number in range(is_before, 1 if rank == 0 else 2):
+            for number in range(before != "nothing", 1 if rank == 0 else 2):
                 turn(number)
     if by_all:
         return

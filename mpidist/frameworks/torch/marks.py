@@ -27,6 +27,9 @@ _VALUES = 16
 #: Of how many gradients on a device values are put aside: of the smallest, and of the largest.
 _SMALLEST, _LARGEST = 6, 2
 
+#: Values that no gradient has.
+_UNKNOWN = b"unknown"
+
 #: A parameter, its gradient, the gradient's version, and some of its values.
 _Mark = tuple[torch.Tensor, "ref[torch.Tensor] | None", int, bytes]
 
@@ -48,19 +51,30 @@ class GradientMarks:
         self._marked: list[_Mark] = []
         self._aside: _Aside | None = None  # what is on a device, and not marked yet
         self._is_for_all = False
-        self._places: list[_Mark] = []  # of all, without values
+        self._places: list[_Mark] = []  # of all, without values, where that was asked for
 
-    def set(self) -> None:
-        """Mark a few gradients as they are now: those that are not zeros tell most.  Local."""
-        found = [(each, each.grad) for each in self._parameters]
-        self._places = [(each, ref(it), it._version, b"") for each, it in found if it is not None]
-        present = [each for each, *_ in self._places]
+    def set(self, with_places: bool) -> None:
+        """Mark a few gradients as they are now: those that are not zeros tell most.  Local.
+
+        `with_places`: `state` may be asked for marks of a whole model.
+        """
+        present = [each for each in self._parameters if each.grad is not None]
+        self._places = [_mark_of(each, each.grad, b"") for each in present] if with_places else []
         if present and cuda.has(present[0]):
             few = present if len(present) <= _SMALLEST + _LARGEST else [*present[:_SMALLEST], *present[-_LARGEST:]]
             self._marked, self._aside, self._is_for_all = [], _Aside(few), False
         else:
             self._aside = None
-            self._mark((*each[:3], _values(each[0].grad)) for each in self._places)
+            self._mark(_mark_of(each, each.grad, _values(each.grad)) for each in present)
+
+    def set_places(self) -> None:
+        """Note the places of gradients with values, behind a `set` without; waits for a device.  Local.
+
+        What was done to them since then is not known: they count as changed.
+        """
+        found = [(each, each.grad) for each in self._parameters]
+        left = [(each, it if it is not None and has_values(it) else None) for each, it in found]
+        self._places = [_mark_of(*each, _UNKNOWN) for each in left]
 
     def _mark(self, candidates: Iterable[_Mark]) -> None:
         """Mark the first that are not zeros, and where these are too few, some that are."""
@@ -181,6 +195,10 @@ def _spread(gradient: torch.Tensor) -> torch.Tensor:
     while flat.dim() > 1:
         flat = flat[0]
     return flat.reshape(-1)[:_VALUES]
+
+
+def _mark_of(parameter: torch.Tensor, gradient: torch.Tensor | None, values: bytes) -> _Mark:
+    return (parameter, None, 0, b"") if gradient is None else (parameter, ref(gradient), gradient._version, values)
 
 
 def _state(mark: _Mark) -> MarkState:

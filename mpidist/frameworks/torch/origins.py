@@ -87,7 +87,14 @@ class GradientOrigins:
             if self.has_local:
                 gradients.marks.set_all()
             else:
-                gradients.marks.set()
+                gradients.marks.set(self.is_whole)
+
+    def overlook_none(self) -> None:
+        """Overlook no gradient from now on, marked before or not.  Local."""
+        if not self.is_whole:
+            for each in self._of(None):
+                each.marks.set_places()
+        self.is_whole = True
 
     def are_reduced(self, is_twice: bool = False) -> None:
         """Take note that the gradients are reduced.

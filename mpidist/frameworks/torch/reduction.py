@@ -239,8 +239,8 @@ class GradientReduction:
         if origins.has_local:
             # a GradScaler has looked for infinities among gradients of this replica
             is_touched = origins.are_changed(optimizer) or getattr(optimizer, "found_inf", None) is not None
-            is_whole = origins.passes > 0 and not self._watch.is_open
-            self.reduce(_Given(is_mixed=is_mixed, is_touched=is_touched and is_whole and not is_asked))
+            is_complete = origins.passes > 0 and not self._watch.is_open
+            self.reduce(_Given(is_mixed=is_mixed, is_touched=is_touched and is_complete and not is_asked))
         elif origins.is_new or self._is_stepped(optimizer) or (is_mixed and self.op == "sum"):
             left = MarkState.REPLACED if origins.is_new else origins.left(optimizer)
             is_own = left in (MarkState.REPLACED, MarkState.CHANGED) and not is_asked
@@ -394,9 +394,10 @@ class GradientReduction:
     def join(self, joining: Joining | None) -> None:
         """Have replicas run out of rows from now on, or no more.  Local."""
         self.joining = joining
-        self.origins.is_whole = joining is not None or self.op == "sum"
         if joining is None:
-            self.steps = 0
+            self.steps, self.origins.is_whole = 0, self.op == "sum"
+        else:
+            self.origins.overlook_none()
 
     def follow(self, is_weighted: bool) -> None:
         """Take part in the others' reduction, with no rows.  Collective."""
