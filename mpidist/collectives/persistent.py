@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mpidist.collectives.call import Call
 from mpidist.collectives.handle import Handle
 from mpidist.errors import RemoteReplicaError, listed
+from mpidist.options import check_timeout
 from mpidist.runtime.control import Watch
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class Bound:
                 f"{self.caller.control.own_name}: {self.call.what} is under way; "
                 "wait() for its handle before the next start, or bind a second one"
             )
+        check_timeout(self.timeout_seconds if timeout_seconds is None else timeout_seconds)  # else a later call fails
         self.enter(arrays)  # `Handle.wait` may be called in another stream of the device
         started = self._handle = _Start(self, arrays, timeout_seconds)
         self._started.waiting.append(started)

@@ -205,7 +205,7 @@ def _problem(command: Sequence[str], text: str) -> str:
     shown = " ".join(word for word in command if word not in ("-", "/dev/stdin"))
     try:
         done = subprocess.run(
-            command, input=text, capture_output=True, encoding="utf-8", errors="replace", timeout=_PATIENCE
+            command, input=text, capture_output=True, encoding="utf-8", errors="backslashreplace", timeout=_PATIENCE
         )
     except subprocess.TimeoutExpired:
         return f"{shown} did not answer within {_PATIENCE:g} s"

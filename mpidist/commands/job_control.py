@@ -53,7 +53,7 @@ def _ask(words: Sequence[str], text: str | None = None) -> str:
     """Return what a scheduler's program prints; ValueError with its errors where it fails."""
     try:
         done = subprocess.run(
-            words, input=text, capture_output=True, encoding="utf-8", errors="replace", timeout=_PATIENCE
+            words, input=text, capture_output=True, encoding="utf-8", errors="backslashreplace", timeout=_PATIENCE
         )
     except FileNotFoundError:
         raise ValueError(f"there is no program {words[0]!r} here; submit where the scheduler's programs are") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -45,8 +46,9 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, unknown: Sequence[str], hint: str, meant: str | None = None) -> NoReturn:
         """Leave because of unknown words, and name the first one's kind: say what is `meant`, else what is similar."""
         known = [option for action in self.actions for option in action.option_strings]
-        words = [word for word in unknown if word.startswith("-") == unknown[0].startswith("-")]
-        kind = "option" if words[0].startswith("-") else "argument"
+        kinds = {word: "option" if re.match(r"-\D", word) else "argument" for word in unknown}  # -3 is a value
+        kind = kinds[unknown[0]]
+        words = [word for word in kinds if kinds[word] == kind]
         close = [difflib.get_close_matches(word.partition("=")[0], known, n=1, cutoff=0.7) for word in words]
         meant = meant or " and ".join(dict.fromkeys(match for matches in close for match in matches))
         self.error(f"there is no {kind} {' and no '.join(words)}; {f'did you mean {meant}?' if meant else hint}")

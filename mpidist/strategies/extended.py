@@ -200,7 +200,8 @@ class StrategyExtended:
         ----------
         reduce_op : ReduceOp
         values : list of array
-            This rank's components.  `IndexedSlices` are reduced to those of the rows that any replica has.
+            This rank's components, none too: that is a call nevertheless, or the next one would be taken for it.
+            `IndexedSlices` are reduced to those of the rows that any replica has.
         options : CommunicationOptions, optional
         destinations : sequence, optional
             What the values are for; a variable lends its name to messages about its gradient.
@@ -322,12 +323,12 @@ class StrategyExtended:
         Collective: every rank calls it in the same order, across replicas.
         """
         context.require_cross_replica(self._strategy)
-        check_pairs(value_destination_pairs)
-        for _, destinations in value_destination_pairs:
-            if isinstance(destinations, (list, tuple)):
-                raise TypeError(f"destinations must be one device, array or variable, got {destinations!r}")
-        values = [value for value, _ in value_destination_pairs]
-        destinations = [wanted for _, wanted in value_destination_pairs]
+        pairs = list(value_destination_pairs)
+        check_pairs(pairs)
+        values, destinations = [value for value, _ in pairs], [wanted for _, wanted in pairs]
+        for wanted in destinations:
+            if isinstance(wanted, (list, tuple)):
+                raise TypeError(f"destinations must be one device, array or variable, got {wanted!r}")
         results = self.reduce_arrays(ReduceOp.parse(reduce_op), [*map(component, values)], options, destinations)
         return [like_given(*pair) for pair in zip(results, values, strict=True)]
 

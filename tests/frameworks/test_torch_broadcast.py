@@ -34,6 +34,8 @@ def test_tensors_of_any_dtype_and_shape(dtype):
     for number, shape in enumerate([(), (3,), (0, 2), (2, 3, 4), (300_000,)]):
         named[f"t{number}"] = torch.full(shape, world().rank == last(), dtype=dtype)
     named["transposed"] = torch.full((3, 2), world().rank == last(), dtype=dtype).T
+    for count in (0, 1):  # to PyTorch they lie one after the other, whatever their stride
+        named[f"every second of {count}"] = torch.full((2 * count,), world().rank == last(), dtype=dtype)[::2]
     mpidist.torch.broadcast_parameters(named, root_rank=last())
     assert all(bool((each == 1).all()) for each in named.values())
 

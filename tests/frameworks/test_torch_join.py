@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mpidist.torch  # noqa: E402
+from mpidist.errors import CollectiveMismatchError  # noqa: E402
 from tests.frameworks.torch_models import (  # noqa: E402
     assert_alike,
     assert_same_bits,
@@ -183,6 +184,7 @@ def test_buffers_are_those_of_a_rank_that_has_rows(last):
         alone(rows(6, seed=turn + 10 * first)[0])
     with model.join():
         for turn in range(3 if has_more else 1):
+            model.zero_grad()
             model(rows(6, seed=turn + 10 * rank)[0]).sum().backward()
     if last == 0 or size == 1:
         torch.testing.assert_close(bare.running_mean, alone.running_mean, rtol=1e-13, atol=0)
@@ -252,37 +254,15 @@ def test_gradients_set_to_zero_at_the_end_of_each_step(is_none):
     assert_alike(bare, expected)
 
 
-@pytest.mark.parametrize("by_all", [True, False])
-def test_passes_that_add_to_reduced_gradients(by_all):
-    """Rank r has r + 1 passes, each of which is reduced; none sets gradients to zero."""
-    size, rank = world().size, world().rank
-    bare = tanh_model()
-    expected = copy.deepcopy(bare)
-    for turn in range(size):
-        for each in range(turn, size):
-            x, y = rows(6, seed=10 * each + turn)
-            (cross_entropy(expected(x), y) / (size if by_all else size - turn)).backward()
-    model = mpidist.torch.DistributedDataParallel(bare)
-    with model.join(divide_by_initial_world_size=by_all):
-        for turn in range(rank + 1):
-            x, y = rows(6, seed=10 * rank + turn)
-            cross_entropy(model(x), y).backward()
-    for found, wanted in zip(bare.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-12, atol=1e-12)
-    sgd(expected.parameters()).step()
-    sgd(model.parameters()).step()
-    assert_alike(bare, expected)
-
-
-def drawn(draw):
-    """Return what ranks do in a turn, of which the gradients have one meaning."""
+def drawn(draw, may_add):
+    """Return what ranks do in a turn, of which the gradients have one meaning; passes may add to them."""
     kind = draw.choice(["pass", "pass", "passes", "own", "again"])
     if kind in ("own", "again"):
         return kind, "none" if kind == "own" else "kept", None, draw.choice(["none", "zeros", "kept"])
     scale = draw.choice([None, None, "in place", "anew"])
     # nobody adds to gradients that were changed, nor steps with them again
     end = draw.choice(["none", "zeros", "kept"][: 3 if scale is None else 2])
-    return kind, draw.choice(["none", "zeros", "kept"]), scale, end
+    return kind, draw.choice(["none", "zeros", "kept"][: 3 if may_add else 2]), scale, end
 
 
 def turned(turn, optimizer, model, give):
@@ -314,7 +294,7 @@ def test_random_trainings(seed):
     for block in range(6):
         by_all, is_uneven = draw.random() < 0.6, block % 2 == 1
         counts = [draw.randint(0, 3) if is_uneven else 1 for _ in range(size)]
-        turns = [drawn(draw) for _ in range(max(counts))]
+        turns = [drawn(draw, not (by_all and is_uneven)) for _ in range(max(counts))]
         if block == 0:
             turns[0] = "pass", "none", None, "kept"
         with model.join(divide_by_initial_world_size=by_all) if is_uneven else nullcontext():
@@ -422,6 +402,10 @@ def test_gradients_of_frozen_parameters_behind_the_block(end):
     assert_alike(bare, expected)
 
 
+def kept(model):
+    pass
+
+
 def scaled_in_part(model):
     with torch.no_grad():
         model.module[2].weight.grad.mul_(0.5)
@@ -437,68 +421,143 @@ def scaled_anew(model):
         each.grad = each.grad * 0.5
 
 
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("by_all", [True, False])
-@pytest.mark.parametrize("change", [scaled_in_part, scaled_unseen, scaled_anew])
-def test_passes_that_add_to_changed_gradients(change, by_all):
-    """Rank 0 runs out before the others change what its gradients are, too; a mean of those with rows needs these not.
+def all_but_the_last_cleared(model):
+    for each in model.parameters():
+        if each is not model.module[-1].weight:
+            each.grad = None
 
-    The others' are c + n, of what they have changed and each one's own new ones.
+
+def all_but_the_last_set_to_zero(model):
+    for each in model.parameters():
+        if each is not model.module[-1].weight:
+            each.grad.zero_()
+
+
+def scaled_and_half_cleared(model):
+    for each in model.parameters():
+        each.grad.mul_(0.5)
+    model.module[0].zero_grad()
+
+
+CHANGES = [
+    kept,
+    scaled_in_part,
+    scaled_unseen,
+    scaled_anew,
+    all_but_the_last_cleared,
+    all_but_the_last_set_to_zero,
+    scaled_and_half_cleared,
+]
+
+
+def small_model():
+    """The last parameter, which has the first gradient of a pass, is the only one of its layer."""
+    torch.manual_seed(5)
+    layers = torch.nn.Linear(6, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3), torch.nn.Linear(3, 3, bias=False)
+    return torch.nn.Sequential(*layers).double()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("before", ["nothing", "pass", "change"])
+@pytest.mark.parametrize("by_all", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_passes_that_add_to_reduced_gradients(change, by_all, before):
+    """Rank 0 runs out before; a mean of those with rows needs its gradients not, and one over all is an error.
+
+    The others' are c + n, of what was reduced, and what they have changed, and each one's own new ones.  What was
+    reduced, or that and the change, may be from before the block.
     """
     size, rank = world().size, world().rank
-    bare = tanh_model()
+    bare = small_model()
     model = mpidist.torch.DistributedDataParallel(bare)
     wanted = mpidist.torch.DistributedDataParallel(copy.deepcopy(bare))
-    refused = pytest.raises(RuntimeError, match=r"added to gradients that \d of \d ranks have changed.*rank 0 had")
+
+    def turn(number):
+        if number and before != "change":
+            change(model)
+        x, y = rows(6, seed=10 * rank + number)
+        cross_entropy(model(x), y).backward()
+
+    if before != "nothing":
+        turn(0)
+    if before == "change":
+        change(model)
+    others = ", ".join(map(str, range(1, size)))
+    refused = pytest.raises(RuntimeError, match=rf"rank {others} of {size} reduces gradients again.*rank 0 had run out")
     with refused if by_all else nullcontext():
         with model.join(divide_by_initial_world_size=by_all):
-            for turn in range(1 if rank == 0 else 2):
-                if turn:
-                    change(model)
-                x, y = rows(6, seed=10 * rank + turn)
-                cross_entropy(model(x), y).backward()
+            for number in range(before != "nothing", 1 if rank == 0 else 2):
+                turn(number)
     if by_all:
         return
-    for turn in range(2):
-        if turn:
+    for number in range(2):
+        if number:
             change(wanted)
-        for each in range(turn, size):
-            x, y = rows(6, seed=10 * each + turn)
+        for each in range(number, size):
+            x, y = rows(6, seed=10 * each + number)
             with wanted.no_sync():
-                (cross_entropy(wanted(x), y) / (size - turn)).backward()
+                (cross_entropy(wanted(x), y) / (size - number)).backward()
     for found, expected in zip(bare.parameters(), wanted.module.parameters(), strict=True):
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("is_before", [False, True])
-def test_passes_that_add_to_gradients_that_all_ranks_have_changed(is_before):
-    """Rank 0, too, before it runs out, or all before the block begins."""
-    size, rank = world().size, world().rank
-    bare = tanh_model()
-    expected = copy.deepcopy(bare)
-    model = mpidist.torch.DistributedDataParallel(bare)
-    for turn in range(2):
-        for each in range(turn, size):
-            x, y = rows(6, seed=10 * each + turn)
-            (cross_entropy(expected(x), y) / size).backward()
-        for each in expected.parameters():
-            each.grad *= 0.5 if turn == 0 else 1
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_only_gradient_of_an_optimizer_is_kept(keeps):
+    """It is changed in place as often as if it were set to zero; those of the other optimizer are None, and tell."""
+    model = mpidist.torch.DistributedDataParallel(small_model())
+    *others, only = model.parameters()
+    optimizers = [momentum(others), momentum([only])]
+    with pytest.raises(RuntimeError, match="reduces gradients again.*rank 0 had run out") if keeps else nullcontext():
+        with model.join():
+            for turn in range(1 if world().rank == 0 else 3):
+                for each in optimizers[: 1 if keeps else 2]:
+                    each.zero_grad(set_to_none=keeps)
+                x, y = rows(6, seed=turn)
+                cross_entropy(model(x), y).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters() if keeps else others, 1e9)
+                for each in optimizers:
+                    each.step()
+    assert_same_bits(*model.parameters())
 
-    def step(turn):
-        x, y = rows(6, seed=10 * rank + turn)
-        cross_entropy(model(x), y).backward()
-        for each in model.parameters():
-            each.grad *= 0.5 if turn == 0 else 1
 
-    if is_before:
-        step(0)
-    with model.join():
-        for turn in range(is_before, 1 if rank == 0 else 2):
-            step(turn)
-    if rank:
-        for found, wanted in zip(bare.parameters(), expected.parameters(), strict=True):
-            torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-12, atol=1e-12)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("end", ["changed", "cleared", "own"])
+def test_a_second_step_with_gradients_that_were_reduced(end):
+    """What is changed is perhaps the ranks' own; with an optimizer's own, or none, go those of the other."""
+    model = mpidist.torch.DistributedDataParallel(tanh_model())
+    optimizers = [sgd(model.module[0].parameters()), sgd(model.module[2].parameters())]
+    with pytest.raises(RuntimeError, match="reduces gradients again.*before a second step; rank 0 had run out"):
+        with model.join():
+            for turn in range(1 if world().rank == 0 else 2):
+                x, y = rows(6, seed=turn)
+                model.zero_grad()
+                cross_entropy(model(x), y).backward()
+                for each in optimizers:
+                    each.step()
+            if world().rank:
+                if end == "changed":
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+                else:
+                    optimizers[0].zero_grad()
+                if end == "own":
+                    own_gradients(model.module[0], world().rank, 0)
+                optimizers[0].step()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("by_all", [True, False])
+def test_passes_that_add_without_a_reduction_when_the_block_ends(by_all):
+    """To gradients that they may have changed before, and rank 0 has as they were."""
+    model = mpidist.torch.DistributedDataParallel(tanh_model())
+    with pytest.raises(RuntimeError, match=r"passes under no_sync\(\) have added to them.*rank 0 of \d had run out"):
+        with model.join(divide_by_initial_world_size=by_all):
+            for turn in range(1 if world().rank == 0 else 3):
+                x, y = rows(6, seed=turn)
+                with model.no_sync() if turn == 2 else nullcontext():
+                    if turn == 1:
+                        model.zero_grad()
+                    cross_entropy(model(x), y).backward()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -506,10 +565,60 @@ def test_a_rank_runs_out_with_passes_that_were_not_reduced():
     """They do not count, and its gradients have them in."""
     model = mpidist.torch.DistributedDataParallel(tanh_model())
     x, y = rows(6)
-    with pytest.raises(RuntimeError, match=r"added to gradients that 1 of \d ranks have changed.*rank 0 had"):
+    with pytest.raises(RuntimeError, match="reduces gradients again.*rank 0 had run out"):
         with model.join():
             cross_entropy(model(x), y).backward()
             with model.no_sync() if world().rank == 0 else nullcontext():
+                cross_entropy(model(x), y).backward()
+
+
+@pytest.mark.parametrize("by_all", [True, False])
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+def test_closures_of_ranks_that_still_have_rows(line_search, by_all):
+    """LBFGS looks at the loss, which those that ran out reduce, too."""
+    size, rank = world().size, world().rank
+
+    def make(parameters):
+        return torch.optim.LBFGS(parameters, lr=0.5, max_iter=4, line_search_fn=line_search)
+
+    bare = tanh_model()
+    expected = copy.deepcopy(bare)
+    model = mpidist.torch.DistributedDataParallel(bare)
+
+    def turn(model, optimizer, ranks, number, part):
+        def closure():
+            optimizer.zero_grad()
+            losses = [cross_entropy(model(x), y) for x, y in (rows(6, seed=10 * each + number) for each in ranks)]
+            loss = sum(losses) * part
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    optimizer, alone = make(model.parameters()), make(expected.parameters())
+    turn(model, optimizer, [rank], 9, 1)
+    turn(expected, alone, range(size), 9, 1 / size)
+    with model.join(divide_by_initial_world_size=by_all):
+        for number in range(rank):
+            turn(model, optimizer, [rank], number, 1)
+    for number in range(size - 1):
+        turn(expected, alone, range(number + 1, size), number, 1 / (size if by_all else size - 1 - number))
+    assert_alike(bare, expected, 1e-8)
+    turn(model, optimizer, [rank], 9, 1)
+    turn(expected, alone, range(size), 9, 1 / size)
+    assert_alike(bare, expected, 1e-7)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_synchronized_statistics_need_rows_on_all_ranks():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 3), mpidist.torch.SyncBatchNorm(3)).double()
+    model = mpidist.torch.DistributedDataParallel(model, broadcast_buffers=False)
+    cure = r"join\(\), where ranks that ran out make no SyncBatchNorm.*give all ranks as many batches"
+    with pytest.raises(CollectiveMismatchError, match=cure):
+        with model.join():
+            for turn in range(1 if world().rank == 0 else 2):
+                x, y = rows(6, seed=turn)
+                model.zero_grad()
                 cross_entropy(model(x), y).backward()
 
 

@@ -694,6 +694,33 @@ def test_the_gradients_of_a_part_are_set_to_zero_between_two_passes(way, clears_
     assert_alike(bare, expected.bare)
 
 
+@pytest.mark.parametrize("is_none, is_scaled", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("way", SUMS)
+@pytest.mark.mpi(min_size=2)
+def test_one_gradient_of_a_sum_is_kept(way, is_none, is_scaled):
+    """The one that the next pass gives first.  Set to zero as the others are, it is none that is kept."""
+    torch.manual_seed(7)
+    bare = torch.nn.Sequential(torch.nn.Linear(6, 50), torch.nn.Linear(50, 3), torch.nn.Linear(3, 3, bias=False))
+    training, parameters = Training(way, bare.double()), [*bare.parameters()]
+
+    def clear(count):
+        for each in parameters if is_scaled else ():
+            each.grad.mul_(0.5)
+        for each in parameters[:count]:
+            if is_none:
+                each.grad = None
+            else:
+                each.grad.zero_()
+
+    for number, (x, y) in enumerate(batches(4, 12)):
+        training.backward(cross_entropy(training.model(x), y))
+        training.optimizer.step()
+        clear(-1 if number == 3 else None)
+    with pytest.raises(RuntimeError, match="added to gradients that were summed over the replicas already"):
+        training.backward(cross_entropy(training.model(x), y))
+        training.optimizer.step()
+
+
 @pytest.mark.parametrize(
     "counts, clears_with", [((2, 2, 2), "zero_grad"), ((2, 2, 1), "zeros"), ((3, 2, 1), "module"), ((1, 1, 1), "zeros")]
 )

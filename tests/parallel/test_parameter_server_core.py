@@ -12,6 +12,7 @@ from mpidist.optimizers import SGD, Adam
 from mpidist.parameter_server.client.near_server import NearServer
 from mpidist.parameter_server.client.server_end import ServerEnd
 from mpidist.parameter_server.consistency import BackupWorkers, StaleSynchronous
+from mpidist.parameter_server.ledger import LEDGER_OPTIMIZERS
 from mpidist.parameter_server.server.server import Server
 from mpidist.transports import world
 from tests.helpers.served import on_rank, spec
@@ -67,6 +68,17 @@ def test_no_push_is_lost_or_applied_twice(way, servers):
             numpy.testing.assert_array_equal(found.store.read(key), -float(STEPS * clients_of(servers)))
             assert found.store.version(key) == STEPS * clients_of(servers)
             assert variable.spec == specs[key[0]]
+
+
+@pytest.mark.parametrize("number", [1, LEDGER_OPTIMIZERS, LEDGER_OPTIMIZERS + 1, 10**6])
+def test_optimizers_that_servers_do_not_have_have_no_steps(way, number):
+    def job(client):
+        make(client, [spec(0, (3,))], 1)
+        client.register_optimizer(SGD(1.0))  # its learning rate lies behind the steps of the last one
+        with pytest.raises(KeyError, match=f"no optimizer {number}"):
+            client.iterations(number)
+
+    on_rank(1, job)
 
 
 @pytest.mark.parametrize("servers", SERVERS)

@@ -16,7 +16,7 @@ from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import cuda
 from mpidist.frameworks.torch.comparison import check_alike, described
 from mpidist.frameworks.torch.replicas import replicas_of
-from mpidist.frameworks.torch.tensors import Named, array_of, expanded_axes, flat_of
+from mpidist.frameworks.torch.tensors import Named, array_of, as_bytes, expanded_axes, flat_of
 
 #: Tensors of up to so many bytes are sent together, up to so many bytes in one piece.
 _SHORT_BYTES, _PIECE_BYTES = 1 << 20, 1 << 23
@@ -112,7 +112,7 @@ def _broadcast_piece(replicas: Replicas, named: Sequence[Named], root: int) -> N
     with torch.no_grad(), cuda.in_order_of(named[0][1]) if place.type != "cpu" else nullcontext():
         # `data` has no part in the versions of a tensor, which a pass that is going on may have noted
         copies = [flat_of(each.data.to(place)) for _, each in named]
-        whole = [each.reshape(-1).view(torch.uint8) for each in copies]
+        whole = [as_bytes(each) for each in copies]
         together = whole[0] if len(whole) == 1 else torch.cat(whole)
         replicas.communicator.broadcast(array_of(together), root)
         if len(whole) > 1:

@@ -202,8 +202,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
         ------
         RuntimeError
             A block inside of another, of whichever model.  On all ranks: gradients that were reduced are changed in
-            place, to other values on other ranks, when the block ends and a replica has run out before.  Or a pass adds
-            to those that ranks have changed, and a replica has run out that has them as they were.
+            place, to other values on other ranks, when the block ends and a replica has run out before.  Or, in a mean
+            over all, a pass adds to gradients that were reduced before, or to some, and a replica has run out.
         """
         if not enable:
             yield
@@ -214,13 +214,12 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
                 yield
                 return
             joining = Joining(reduction.replicas, throw_on_early_termination, divide_by_initial_world_size)
-            reduction.joining = joining
+            reduction.join(joining)
             try:
                 yield
                 self._follow(joining)
             finally:
-                reduction.joining = None
-                reduction.steps = 0
+                reduction.join(None)
 
     def join_hook(self, **kwargs: Any) -> NoReturn:
         """Refuse PyTorch's ``with Join([model, ...])``, which works on a process group.  Local.
@@ -264,14 +263,13 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
 
     def _follow(self, joining: Joining) -> None:
         """Take part in what others do, and end with what they have.  Collective."""
-
         reduction = self._reduction
-        reduction.run_out(joining)
 
         def take_buffers() -> None:
             broadcast_buffers(reduction.replicas, self.module, joining.active[0])
 
-        root = joining.follow((take_buffers, partial(reduction.follow, False), partial(reduction.follow, True)))
+        steps = partial(reduction.follow, False), partial(reduction.follow, True), partial(reduction.reduced_loss, None)
+        root = joining.follow((take_buffers, *steps))
         broadcast_module(reduction.replicas, self.module, root)
         self._share_states(root)
         if joining.followers:

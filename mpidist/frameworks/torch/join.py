@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from weakref import ref
 
 import numpy
-import torch
 
 from mpidist.errors import listed
 from mpidist.frameworks.replicas import Replicas
 
-#: What is about to happen: rank 0's buffers are given to all, or gradients are reduced, or these weighted by rows.
-BUFFERS, GRADIENTS, WEIGHTED = range(3)
+#: What is about to happen: rank 0's buffers are given to all, or gradients are reduced, or these weighted by rows, or
+#: the loss of a closure.
+BUFFERS, GRADIENTS, WEIGHTED, LOSS = range(4)
+
+#: What this is in the message to ranks that differ: a rank that makes another collective finds the cure there.
+_NAME = (
+    "join(), where ranks that ran out make no SyncBatchNorm, nor collectives of your own: give all ranks as many "
+    "batches, or have the model make none"
+)
 
 _is_open = False
 
@@ -39,42 +44,26 @@ class Joining:
 
     `is_strict`: a replica that has run out is an error on all.  `by_all`: a mean divides by all replicas, not by those
     that still have rows.  `active` are the ranks that had rows at the last collective, `followers` those that had none
-    when gradients were reduced last.  `is_added`: passes have added to gradients that were reduced before.
-    `is_changed`: something else has changed this replica's gradients since they were reduced.
+    when gradients were reduced last.
     """
 
     def __init__(self, replicas: Replicas, is_strict: bool, by_all: bool) -> None:
         self.active = tuple(range(replicas.size))
         self.followers: list[int] = []
-        self.is_added = self.is_changed = False
         self.by_all = by_all
-        self._marked: list[tuple[torch.Tensor, ref[torch.Tensor] | None, int]] = []
         self._replicas, self._is_strict = replicas, is_strict
 
-    def mark(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Mark the gradients as they are now, where those of ranks that have run out are to be the same.  Local."""
-        if self.by_all:
-            pairs = [(each, each.grad) for each in parameters]
-            self._marked = [(each, None, 0) if it is None else (each, ref(it), it._version) for each, it in pairs]
-
-    def look(self, is_known: bool, added: torch.Tensor | None = None) -> None:
-        """Look whether the marked gradients were changed, which may be known; a pass has just added to that of `added`.
-
-        Local.
-        """
-        self.is_changed |= is_known or any(_is_changed(*each, each[0] is added) for each in self._marked)
-
-    def announce(self, kind: int, is_added: bool = False) -> None:
-        """Say that this replica, which has rows, is about to do something.
+    def announce(self, kind: int, is_again: bool = False) -> None:
+        """Say that this replica, which has rows, is about to do something; with what was reduced before, `is_again`.
 
         Collective: ranks that have run out call `follow`.  RuntimeError, on all ranks, where another replica has run
-        out, and that is an error, or what passes have added to is not the same there.
+        out, and that is an error, or a mean over all would lack what was reduced before there.
         """
-        wanted = self._told(kind, is_added)
+        wanted = self._told(kind, is_again)
         if any(count not in (0, len(self.active)) for count in wanted):
             raise RuntimeError(f"replicas that have rows do not do the same: {wanted} of {len(self.active)}")
 
-    def follow(self, actions: Sequence[Callable[[], None]]) -> int:
+    def follow(self, actions: Sequence[Callable[[], object]]) -> int:
         """Do what those do that still have rows, until none has; return the first rank of those that had rows last.
 
         `actions` are by what is about to happen.  Collective: every rank comes here when it has run out.
@@ -88,34 +77,30 @@ class Joining:
                 if count:
                     action()
 
-    def _told(self, kind: int | None, is_added: bool = False) -> list[int]:
+    def _told(self, kind: int | None, is_again: bool = False) -> list[int]:
         """Tell all what this replica does, None for nothing any more; return how many do what."""
         size = self._replicas.size
-        told = numpy.zeros(size + WEIGHTED + 3, numpy.int64)
+        told = numpy.zeros(size + LOSS + 1, numpy.int64)
         if kind is not None:
-            told[self._replicas.rank] = told[size + kind] = 1
-            told[-1] = is_added
-        told[-2] = self.is_changed
-        self._replicas.reduce("sum", [told], "join")
-        self.active = tuple(numpy.flatnonzero(told[:size]).tolist())
-        wanted, changed = told[size:-2].tolist(), int(told[-2])
+            told[self._replicas.rank], told[size + kind] = 1 + is_again, 1
+        self._replicas.reduce("sum", [told], _NAME)
+        self.active, wanted = tuple(numpy.flatnonzero(told[:size]).tolist()), told[size:].tolist()
         if 0 < len(self.active) < size and self._is_strict:
             raise self._early()
-        if any(wanted[GRADIENTS:]):
+        if wanted[GRADIENTS] or wanted[WEIGHTED]:
             self.followers = numpy.flatnonzero(told[:size] == 0).tolist()
-            self.is_changed = False
-        self.is_added = bool(told[-1])
-        if self.followers and self.is_added and self.by_all and wanted[GRADIENTS] and 0 < changed < size:
-            raise self._apart(changed)
+        again = numpy.flatnonzero(told[:size] > 1).tolist()
+        if again and self.followers and self.by_all and wanted[GRADIENTS]:
+            raise self._reduced_again(again)
         return wanted
 
-    def _apart(self, changed: int) -> RuntimeError:
+    def _reduced_again(self, ranks: Sequence[int]) -> RuntimeError:
         return RuntimeError(
-            f"join(): a backward pass has added to gradients that {changed} of {self._replicas.size} ranks have "
-            "changed (clipped, unscaled, set to zero in part, or added to under no_sync()) since they were reduced; "
-            f"rank {listed(map(str, self.followers))} had run out, so the mean over all ranks is not known. Set "
-            "gradients to zero before each step's first pass; make passes that add up under no_sync(), and change "
-            "gradients behind the last; or give join() divide_by_initial_world_size=False"
+            f"join(): rank {listed(map(str, ranks))} of {self._replicas.size} reduces gradients again that were "
+            "reduced before: a backward pass has added to them, or to some, or they were changed before a second "
+            f"step; rank {listed(map(str, self.followers))} had run out of rows, so the mean over all ranks is not "
+            "known. Set all gradients to zero (model.zero_grad()) before each step's first pass, and put no_sync() "
+            "around passes that add up but for the last; or give join() divide_by_initial_world_size=False"
         )
 
     def _early(self) -> RuntimeError:
@@ -123,13 +108,3 @@ class Joining:
         return RuntimeError(
             f"ranks {left} have no more rows, and others have: throw_on_early_termination=False lets these go on"
         )
-
-
-def _is_changed(parameter: torch.Tensor, marked: ref[torch.Tensor] | None, version: int, is_added: bool) -> bool:
-    """Return whether a gradient is not as it was marked; with `is_added`, but for what a pass has added."""
-    gradient = parameter.grad
-    if gradient is None:
-        return marked is not None
-    if is_added and (marked is None or gradient.requires_grad or gradient.layout is not torch.strided):
-        return False  # the pass has made it, or adds in another way than in place
-    return gradient._version != version + is_added or gradient is not (marked and marked())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from math import inf
 from typing import Any
 from weakref import ref
 from zlib import adler32, crc32
@@ -25,6 +26,9 @@ _VALUES = 16
 
 #: Of how many gradients on a device values are put aside: of the smallest, and of the largest.
 _SMALLEST, _LARGEST = 6, 2
+
+#: Values that no gradient has.
+_UNKNOWN = b"unknown"
 
 #: A parameter, its gradient, the gradient's version, and some of its values.
 _Mark = tuple[torch.Tensor, "ref[torch.Tensor] | None", int, bytes]
@@ -47,21 +51,30 @@ class GradientMarks:
         self._marked: list[_Mark] = []
         self._aside: _Aside | None = None  # what is on a device, and not marked yet
         self._is_for_all = False
-        self._places: list[tuple[torch.Tensor, ref[torch.Tensor], int]] = []  # of all, where that was asked for
+        self._places: list[_Mark] = []  # of all, without values, where that was asked for
 
-    def set(self, with_places: bool = False) -> None:
+    def set(self, with_places: bool) -> None:
         """Mark a few gradients as they are now: those that are not zeros tell most.  Local.
 
-        `with_places`: they do not stand for another that lies where it lay, and has values.
+        `with_places`: `state` may be asked for marks of a whole model.
         """
         present = [each for each in self._parameters if each.grad is not None]
-        self._places = [(each, ref(each.grad), _version(each)) for each in present] if with_places else []
+        self._places = [_mark_of(each, each.grad, b"") for each in present] if with_places else []
         if present and cuda.has(present[0]):
             few = present if len(present) <= _SMALLEST + _LARGEST else [*present[:_SMALLEST], *present[-_LARGEST:]]
             self._marked, self._aside, self._is_for_all = [], _Aside(few), False
         else:
             self._aside = None
-            self._mark((each, ref(each.grad), _version(each), _values(each.grad)) for each in present)
+            self._mark(_mark_of(each, each.grad, _values(each.grad)) for each in present)
+
+    def set_places(self) -> None:
+        """Note the places of gradients with values, behind a `set` without; waits for a device.  Local.
+
+        What was done to them since then is not known: they count as changed.
+        """
+        found = [(each, each.grad) for each in self._parameters]
+        left = [(each, it if it is not None and has_values(it) else None) for each, it in found]
+        self._places = [_mark_of(*each, _UNKNOWN) for each in left]
 
     def _mark(self, candidates: Iterable[_Mark]) -> None:
         """Mark the first that are not zeros, and where these are too few, some that are."""
@@ -104,16 +117,24 @@ class GradientMarks:
                 marked.append((parameter, ref(gradient), gradient._version, values))
         self._marked, self._aside, self._is_for_all = marked, _Aside(there) if there else None, True
 
-    def state(self, added: torch.Tensor | None = None) -> MarkState:
+    def state(self, whole: Sequence[GradientMarks] = (), added: torch.Tensor | None = None) -> MarkState:
         """Return what has become of the gradients since: of the one to which least was done.  Local.
 
-        `added` is the parameter whose gradient a backward pass has just added to; it is asked only where there is no
-        other.
+        `whole` are all marks of a model, where a few that are cleared do not stand for the others.  `added` is the
+        parameter whose gradient a backward pass has just added to; else it is asked only where there is no other.
         """
         least = self._state_of_marked(added)
-        if least is MarkState.CLEARED and any(_is_left(*each) for each in self._places if each[0] is not added):
-            return MarkState.KEPT
-        return least
+        if least is not MarkState.CLEARED or not whole:
+            return least
+        others = [each for marks in whole for each in marks._places if each[0] is not added and each[0].requires_grad]
+        fewest = min(map(_changes, others), default=1)
+        cleared = inf if fewest == inf else min(fewest, 1) + 1  # set to zero as they were, and added to by the pass
+        states = [
+            _state_of_added(each, cleared) if each[0] is added else _state(each)
+            for each in self._places
+            if each[0].requires_grad and each[0].grad is not None and has_values(each[0].grad)
+        ]
+        return max(states, key=[*MarkState].index, default=least)
 
     def _state_of_marked(self, added: torch.Tensor | None) -> MarkState:
         if self._aside is not None:
@@ -125,12 +146,9 @@ class GradientMarks:
         least = MarkState.CLEARED
         is_sole = len(self._marked) == 1
         for mark in self._marked:
-            if mark[0] is not added:
-                state = _state(mark)
-            elif is_sole and mark[1] is not None and added.grad is mark[1]():
-                state = MarkState.KEPT if _version(added) == mark[2] + 1 else MarkState.CLEARED
-            else:
+            if mark[0] is added and not is_sole:
                 continue
+            state = _state_of_added(mark) if mark[0] is added else _state(mark)
             if state is MarkState.KEPT:
                 return state
             if state is MarkState.CHANGED or least is MarkState.CLEARED:
@@ -179,6 +197,10 @@ def _spread(gradient: torch.Tensor) -> torch.Tensor:
     return flat.reshape(-1)[:_VALUES]
 
 
+def _mark_of(parameter: torch.Tensor, gradient: torch.Tensor | None, values: bytes) -> _Mark:
+    return (parameter, None, 0, b"") if gradient is None else (parameter, ref(gradient), gradient._version, values)
+
+
 def _state(mark: _Mark) -> MarkState:
     parameter, marked, version, values = mark
     gradient = parameter.grad
@@ -192,16 +214,17 @@ def _state(mark: _Mark) -> MarkState:
     return MarkState.CHANGED if is_same else MarkState.REPLACED
 
 
-def _is_left(parameter: torch.Tensor, place: ref[torch.Tensor], version: int) -> bool:
-    """Return whether a gradient is as it was, as far as a few values tell."""
+def _state_of_added(mark: _Mark, cleared: float = 2) -> MarkState:
+    """Return what had become of a gradient before a pass has added to it; it has so many changes if it was cleared."""
+    return MarkState.KEPT if 0 < _changes(mark) < cleared else MarkState.CLEARED
+
+
+def _changes(mark: _Mark) -> float:
+    """Return how often a gradient was changed in place since, infinity where it is gone."""
+    parameter, marked, version, _ = mark
     gradient = parameter.grad
-    is_same = gradient is not None and gradient is place() and _version(parameter) == version
-    return is_same and bool(_spread(gradient).any())
-
-
-def _version(parameter: torch.Tensor) -> int:
-    assert parameter.grad is not None
-    return parameter.grad._version
+    is_same = marked is not None and gradient is marked()
+    return gradient._version - version if is_same and gradient is not None else inf
 
 
 def _values(gradient: torch.Tensor) -> bytes:

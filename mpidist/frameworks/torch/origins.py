@@ -19,13 +19,13 @@ class GradientOrigins:
     """The gradients of some parameters, since they were reduced last.
 
     `has_local`: a pass has given what is not reduced, also one that was broken off.  `passes` counts those since
-    gradients were reduced last, or cleared.  `adds`: what was reduced must not be reduced again, as in a sum; then no
-    gradient of an optimizer that it has not set to zero is overlooked.
+    gradients were reduced last, or cleared.  `is_whole`: what was reduced must not be reduced again, as in a sum; then
+    no gradient that was not set to zero is overlooked.
     """
 
-    def __init__(self, adds: bool) -> None:
+    def __init__(self, is_whole: bool) -> None:
         self.has_local, self.passes = False, 0
-        self._adds = adds
+        self.is_whole = is_whole
         self.parameters: Sequence[torch.Tensor] = []
         self._rest = _Share(None, [])
         self._shares: list[_Share] = []
@@ -64,13 +64,17 @@ class GradientOrigins:
             return [*self._shares, self._rest]
         return [next((each for each in self._shares if each.optimizer() is optimizer), self._rest)]
 
+    def _whole(self) -> list[GradientMarks]:
+        """Return the marks that tell each other what was overlooked; none where that does not matter."""
+        return [each.marks for each in self._of(None)] if self.is_whole else []
+
     def begin(self, parameter: torch.Tensor, is_inside: bool) -> bool:
         """Return whether gradients were cleared before the pass that has just given this parameter's.
 
         `is_inside`: another pass is going on, or was broken off.
         """
         for each in self._of(None):
-            each.begin(parameter, is_inside)
+            each.begin(parameter, is_inside, self._whole())
         self.has_local = True
         is_cleared = all(each.is_cleared for each in self._shares or [self._rest])
         if is_cleared:
@@ -83,7 +87,14 @@ class GradientOrigins:
             if self.has_local:
                 gradients.marks.set_all()
             else:
-                gradients.marks.set(self._adds)
+                gradients.marks.set(self.is_whole)
+
+    def overlook_none(self) -> None:
+        """Overlook no gradient from now on, marked before or not.  Local."""
+        if not self.is_whole:
+            for each in self._of(None):
+                each.marks.set_places()
+        self.is_whole = True
 
     def are_reduced(self, is_twice: bool = False) -> None:
         """Take note that the gradients are reduced.
@@ -96,20 +107,20 @@ class GradientOrigins:
         self.mark()
 
     @property
-    def is_changed(self) -> bool:
-        """Whether gradients were changed before the pass that is going on, and not set to zero, as far as seen."""
-        return any(each.is_changed for each in self._of(None))
-
-    @property
     def is_new(self) -> bool:
         """Whether nothing was reduced yet."""
         return not any(each.is_reduced for each in self._of(None))
+
+    @property
+    def is_mixed_in_part(self) -> bool:
+        """Whether what was reduced is still there beside what passes have given, or in it."""
+        return any(each.is_mixed for each in self._of(None))
 
     def is_mixed(self, optimizer: Any = None) -> bool:
         """Return whether passes have added to what was reduced; to an optimizer's, or to all that they have given."""
         if optimizer is not None:
             return self._of(optimizer)[0].is_mixed
-        return any(each.is_mixed for each in self._of(None)) and not any(each.is_fresh() for each in self._of(None))
+        return self.is_mixed_in_part and not any(each.is_fresh() for each in self._of(None))
 
     def are_changed(self, optimizer: Any = None) -> bool:
         """Return whether somebody has changed what passes have given; to an optimizer's parameters, or to any."""
@@ -117,7 +128,7 @@ class GradientOrigins:
 
     def left(self, optimizer: Any = None) -> MarkState:
         """Return what was done to gradients since they were reduced; to an optimizer's, or to all."""
-        found = [each.marks.state() for each in self._of(optimizer)]
+        found = [each.marks.state(self._whole()) for each in self._of(optimizer)]
         return max(found, key=[*MarkState].index)
 
 
@@ -128,17 +139,15 @@ class _Share:
         self.optimizer: Any = (lambda: None) if optimizer is None else ref(optimizer)
         self.parameters, self.marks = parameters, GradientMarks(parameters)
         self.is_reduced = self.is_mixed = False
-        self.is_cleared = self.is_changed = False  # before the pass that is going on
+        self.is_cleared = False  # before the pass that is going on
         if like is not None:
             self.is_reduced, self.is_mixed, self.is_cleared = like.is_reduced, like.is_mixed, like.is_cleared
 
-    def begin(self, parameter: torch.Tensor, is_inside: bool) -> None:
+    def begin(self, parameter: torch.Tensor, is_inside: bool, whole: Sequence[GradientMarks]) -> None:
         """Look whether the gradients were cleared before the pass that has just given this parameter's."""
         if is_inside and self.is_cleared:
             return
-        state = self.marks.state(parameter)
-        self.is_cleared = state is MarkState.CLEARED
-        self.is_changed = state in (MarkState.CHANGED, MarkState.REPLACED)
+        self.is_cleared = self.marks.state(whole, parameter) is MarkState.CLEARED
         if self.is_cleared:
             self.is_reduced = False
         self.is_mixed = self.is_reduced

@@ -32,7 +32,7 @@ from mpidist.frameworks.torch import crossing
 from mpidist.frameworks.torch.backward import PassWatch
 from mpidist.frameworks.torch.comparison import StepComparison, check_equal
 from mpidist.frameworks.torch.gradients import NOTES, GradientList
-from mpidist.frameworks.torch.join import GRADIENTS, WEIGHTED, Joining
+from mpidist.frameworks.torch.join import GRADIENTS, LOSS, WEIGHTED, Joining
 from mpidist.frameworks.torch.marks import MarkState, digest_of
 from mpidist.frameworks.torch.origins import GradientOrigins
 from mpidist.frameworks.torch.overlap import Overlap, StepTimes
@@ -62,6 +62,8 @@ class _Given:
     is_touched: bool = False
     #: The user's own gradients, of no pass.
     is_own: bool = False
+    #: Among them are some that were reduced before, and perhaps changed in place.
+    is_again: bool = False
     #: Nothing that counts: a step was to be made inside of a pass.
     is_inside: bool = False
     #: Nothing: this replica has run out of rows, and follows others.
@@ -203,8 +205,6 @@ class GradientReduction:
                 self.origins.bind(now)
         if self.origins.begin(parameter, self._watch.is_open):
             self.parts.clear()
-        if self.joining is not None and not self._watch.is_open:
-            self.joining.look(self.origins.is_changed, parameter)
         return True
 
     def end_backward(self) -> None:
@@ -217,8 +217,6 @@ class GradientReduction:
         is_foreign = is_mixed and self.op == "sum" and self._is_stepped(None)
         if self.is_held or origins.passes < self._passes or is_foreign:
             origins.mark()
-            if self.joining is not None:
-                self.joining.mark(origins.parameters)
         else:
             self.reduce(_Given(is_mixed=is_mixed), is_at_end=not is_mixed)
 
@@ -241,12 +239,15 @@ class GradientReduction:
         if origins.has_local:
             # a GradScaler has looked for infinities among gradients of this replica
             is_touched = origins.are_changed(optimizer) or getattr(optimizer, "found_inf", None) is not None
-            is_whole = origins.passes > 0 and not self._watch.is_open
-            self.reduce(_Given(is_mixed=is_mixed, is_touched=is_touched and is_whole and not is_asked))
+            is_complete = origins.passes > 0 and not self._watch.is_open
+            self.reduce(_Given(is_mixed=is_mixed, is_touched=is_touched and is_complete and not is_asked))
         elif origins.is_new or self._is_stepped(optimizer) or (is_mixed and self.op == "sum"):
             left = MarkState.REPLACED if origins.is_new else origins.left(optimizer)
             is_own = left in (MarkState.REPLACED, MarkState.CHANGED) and not is_asked
-            self.reduce(_Given(left, is_mixed, is_own=is_own))
+            # with an optimizer's own gradients, or none, go those of others
+            is_alone = self.joining is None or left in (MarkState.KEPT, MarkState.CHANGED)
+            is_again = not is_alone and origins.left() in (MarkState.KEPT, MarkState.CHANGED)
+            self.reduce(_Given(left, is_mixed, is_own=is_own, is_again=is_again))
 
     def is_concerned(self, optimizer: Any) -> bool:
         """Return whether an optimizer takes what nobody reduces, or, in a pass, what is reduced here.  Local."""
@@ -294,7 +295,8 @@ class GradientReduction:
         `is_at_end` says that a pass has given all of them.
         """
         if self.joining is not None and not given.is_joined:
-            self.joining.announce(GRADIENTS if self.parts.said is None else WEIGHTED, given.is_mixed)
+            is_again = self.op == "mean" and (given.is_again or self.origins.is_mixed_in_part)
+            self.joining.announce(GRADIENTS if self.parts.said is None else WEIGHTED, is_again)
         bound, rows, compared = self._current(), self.parts.said, None if self.joining else self.comparison
         if compared is not None:
             compared.compare_parameters()
@@ -330,10 +332,8 @@ class GradientReduction:
             _put_back(aside)
             if notes[_CHANGED] and not given.is_joined:  # perhaps the user's own, put in the place of those
                 self.parts.said = rows
-                self.reduce(_Given(is_own=given.is_own))
+                self.reduce(_Given(is_own=given.is_own, is_again=True))
             self.origins.mark()
-        if self.joining is not None:
-            self.joining.mark(bound.parameters)
 
     def _reduced(
         self, bound: GradientList, op: str, scale: float | None, compared: StepComparison | None, is_at_end: bool
@@ -391,23 +391,26 @@ class GradientReduction:
         notes[_UNOWNED] = is_unowned
         notes[_INSIDE] = given.is_inside
 
+    def join(self, joining: Joining | None) -> None:
+        """Have replicas run out of rows from now on, or no more.  Local."""
+        self.joining = joining
+        if joining is None:
+            self.steps, self.origins.is_whole = 0, self.op == "sum"
+        else:
+            self.origins.overlook_none()
+
     def follow(self, is_weighted: bool) -> None:
         """Take part in the others' reduction, with no rows.  Collective."""
         assert self.joining is not None
         self.parts.forget()
         self.parts.said = 0.0 if is_weighted else None
-        # a mean over all is of gradients that have those in them that were reduced before, on all
-        is_again = self.joining.is_added and self.joining.by_all
-        self.reduce(_Given(MarkState.CLEARED if is_again else MarkState.KEPT, is_joined=True))
-
-    def run_out(self, joining: Joining) -> None:
-        """Look, before this replica follows others, whether its gradients are as they were reduced.  Local."""
-        joining.look(self.origins.has_local or self.origins.left() in (MarkState.CHANGED, MarkState.REPLACED))
+        self.reduce(_Given(MarkState.KEPT, is_joined=True))
 
     def catch_up(self, root: int, followers: Sequence[int]) -> None:
         """Give followers the gradients of rank `root`, no follower, as if they had done to them what that did since.
 
-        Collective.  RuntimeError, on all ranks, where the others have changed gradients in place, and not alike.
+        Collective.  RuntimeError, on all ranks, where the others have changed gradients in place, and not alike, or
+        have added to them what is not reduced.
         """
         origins, bound = self.origins, self._current()
         has_passes = origins.has_local
@@ -415,7 +418,7 @@ class GradientReduction:
         own = {
             "is_due": has_passes or self._is_stepped(None),
             "has_passes": has_passes,
-            "is_mixed": has_passes and origins.is_mixed(),
+            "is_mixed": has_passes and origins.is_mixed_in_part,
             "left": None if has_passes else origins.left().name,
             "gradients": f"{present} {digest_of(bound.parameters).decode()}" if present else None,
         }
@@ -424,14 +427,16 @@ class GradientReduction:
         last, others = told[root], [each for rank, each in enumerate(told) if rank not in followers]
         self._all_stepped, left = last["is_due"], last["left"]
         is_alike, is_kept = all(each == last for each in others), left == MarkState.KEPT.name
-        if last["is_mixed"] or (is_kept and any(each["has_passes"] for each in others)):
-            return  # they have what passes were added to
-        if not is_alike and (is_kept or left == MarkState.CHANGED.name):
+        is_mixed = any(each["is_mixed"] for each in others)
+        if is_kept and not is_mixed and any(each["has_passes"] for each in others):
+            return  # they have what the last has
+        if is_mixed or (not is_alike and (is_kept or left == MarkState.CHANGED.name)):
             raise RuntimeError(
                 f"{self.owner}: gradients were changed in place since they were reduced, to other values on other "
-                f"ranks, when join() ended, and rank {listed(map(str, followers))} of {self.replicas.size} had run out "
-                "before. What is right there is not known. Change them alike on all ranks; have step() reduce those of "
-                "your own inside of the block; or call zero_grad() at its end"
+                "ranks, or passes under no_sync() have added to them, when join() ended, and rank "
+                f"{listed(map(str, followers))} of {self.replicas.size} had run out before. What is right there is not "
+                "known. Change them alike on all ranks; have step() reduce those of your own inside of the block; or "
+                "call zero_grad() at its end"
             )
         aside = _put_aside(bound.parameters)
         if is_alike and last["gradients"]:
@@ -522,9 +527,12 @@ class GradientReduction:
                 "others made none. Set gradients to zero on all ranks before each step's first pass"
             )
 
-    def reduced_loss(self, loss: float) -> float:
-        """Return the loss of all replicas, reduced as the gradients were last.  Collective."""
+    def reduced_loss(self, loss: float | None) -> float:
+        """Return the loss of all replicas, reduced as the gradients were last; None: no rows here.  Collective."""
+        if self.joining is not None and loss is not None:
+            self.joining.announce(LOSS)
         op, scale = self._last
+        loss = loss or 0.0
         value = numpy.array([loss if scale is None else loss * scale if scale else 0.0], numpy.float64)
         self.replicas.reduce(op, [value], "loss")
         return float(value[0])

@@ -40,7 +40,12 @@ def bytes_of(tensor: torch.Tensor) -> Any:
 
     Any dtype has them, also those that NumPy does not know.
     """
-    return array_of(flat_of(tensor).reshape(-1).view(torch.uint8))
+    return array_of(as_bytes(flat_of(tensor)))
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a flat view of the bytes of a contiguous tensor; that of one element may have any stride."""
+    return tensor.unsqueeze(-1).view(torch.uint8).reshape(-1)
 
 
 def integers_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -117,7 +117,7 @@ class NearServer(ServerEnd):
 
     def iterations(self, optimizer: int) -> int:
         self.flush()
-        steps = self._words[Ledger.steps_word(optimizer)]
+        steps = self._words[Ledger.steps_word(optimizer)] if optimizer < LEDGER_OPTIMIZERS else -1
         if steps < 0:
             raise KeyError(f"{self.name} has no optimizer {optimizer}")
         return steps

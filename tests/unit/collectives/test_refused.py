@@ -89,6 +89,10 @@ _TIMED = {
     "all_reduce": lambda seconds: mpidist.all_reduce(_ROW, timeout_seconds=seconds),
     "all_reduce of none": lambda seconds: mpidist.all_reduce([], timeout_seconds=seconds),
     "all_reduce_init": lambda seconds: mpidist.all_reduce_init(_ROW, timeout_seconds=seconds)(_ROW),
+    "all_reduce_init, started": lambda seconds: mpidist.all_reduce_init(_ROW, timeout_seconds=seconds).start(_ROW),
+    "broadcast_init, started": lambda seconds: mpidist.broadcast_init([_ROW] * 2, timeout_seconds=seconds).start(
+        [_ROW] * 2
+    ),
     "all_gather": lambda seconds: mpidist.all_gather(_ROW, timeout_seconds=seconds),
     "gather": lambda seconds: mpidist.gather(_ROW, timeout_seconds=seconds),
     "reduce_scatter": lambda seconds: mpidist.reduce_scatter(numpy.ones(6), timeout_seconds=seconds),

@@ -167,6 +167,7 @@ def test_a_page_that_nobody_reads_is_no_error(page):
         (["-n", "2", "--time", "5", "x.py"], "there is no option --time; did you mean --timeout?"),
         (["-n", "2", "--output", "tag", "x.py"], "there is no option --output; did you mean --tag or --log-dir DIR?"),
         (["-n", "2", "--tagg", "--qiet", "x.py"], "no option --tagg and no --qiet; did you mean --tag and --quiet?"),
+        (["-n", "2", "--tagg", "--tagg", "-3", "x.py"], "there is no option --tagg; did you mean --tag?"),
         (["--map-by", "--bind-to", "x.py"], "no option --map-by and no --bind-to; one of mpirun's own goes"),
         (["-n", "2", "--map-by", "core", "x.py"], "goes into --launcher-args='--map-by ...'"),
         # argparse takes one word that begins with dashes for an option, so what is advised has =

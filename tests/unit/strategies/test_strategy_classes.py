@@ -283,7 +283,7 @@ def test_batch_reduce_to():
     def fn():
         strategy = MirroredStrategy(cross_device_ops=RingAllReduce())
         rank = float(strategy.extended.replica_id)
-        return strategy.extended.batch_reduce_to("SUM", [(rank, "/cpu:0"), (numpy.full(2, rank), "/cpu:0")])
+        return strategy.extended.batch_reduce_to("SUM", zip([rank, numpy.full(2, rank)], ["/cpu:0"] * 2, strict=True))
 
     for total, array in run_ranks(3, fn):
         assert total == 3.0 and array.tolist() == [3.0, 3.0]
