@@ -78,18 +78,24 @@ class GroupCommunicator(Communicator):
         """
         array = self._arrays.checked(array)
         axis = plain.checked_axis(array, axis)
+        bound = self._arrays.bind_gather(array, axis, None)
         others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
         name = f"all_gather(axis={axis}) inside replicas"
+
+        def show() -> None:
+            bound.fill(array)
 
         def move(watch: Watch) -> Any:
             if self.size > 1:
                 self._compare_shapes(name, array.dtype, others, paths, watch)
-            return plain.gather(self.transport, array, watch, axis)
+            return bound.move(watch, array)
 
-        return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None)
+        return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move, show)(None)
 
     def broadcast_here(self, array: Any, root: int) -> Any:
         """Return the array of rank `root` of the group; what the others give, None included, does not matter.
+
+        It goes by the host; to a rank that gives an array in device memory it comes there.
 
         Collective: every rank of every group calls it in the same order, with the same `root`.
         """
@@ -104,11 +110,11 @@ class GroupCommunicator(Communicator):
             return array
         described = b"" if array is None else pickle.dumps((array.dtype, array.shape))
         dtype, shape = pickle.loads(self.transport.exchange(described, watch)[root])
-        result = arrays.empty(shape, dtype, numpy.empty(0) if array is None else array)
+        result = numpy.empty(shape, dtype)
         if self.rank == root:
-            result[...] = array
+            result[...] = self.devices.on_host(array, watch.what)
         plain.from_root(self.transport, result, root, watch)
-        return result
+        return result if array is None else arrays.in_memory_of(array, result)
 
     def _compare_shapes(self, name: str, dtype: Any, shape: Sequence[int], paths: Sequence[str], watch: Watch) -> None:
         """Raise on all ranks of the group unless they gave arrays of one shape, and structures of the same paths."""

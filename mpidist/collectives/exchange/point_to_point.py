@@ -505,13 +505,9 @@ class PointToPoint:
         """Return an array that is sent in host memory, as it is if it is there already.  Local."""
         if isinstance(array, numpy.ndarray):
             return array
-        memory = self._ranks.devices.memory(array)
-        if memory is None:
-            return arrays.on_host(array)
         with self.turnstile:
-            memory.enter((array,))
             what = f"send of {_described(array.dtype, array.shape)} to rank {to}"
-            return self._ranks.devices.to_host(memory, array, what)
+            return self._ranks.devices.on_host(array, what)
 
     def checked_peer(self, peer: int, verb: str, argument: str) -> int:
         """Return a rank as an int; ValueError unless there is such another rank.  Local."""

@@ -83,6 +83,14 @@ class DeviceWays:
             self._host = memory.host_buffer(nbytes, numpy.dtype(numpy.uint8))
         return self._host[:nbytes].view(dtype)
 
+    def on_host(self, array: Any, what: str) -> Any:
+        """Return an array in host memory, as it is if it is there already; waits as `to_host`.  Local."""
+        memory = self.memory(array)
+        if memory is None:
+            return arrays.on_host(array)
+        memory.enter((array,))
+        return self.to_host(memory, array, what)
+
     def to_host(self, memory: DeviceMemory, array: Any, what: str) -> numpy.ndarray:
         """Return a copy of an array in host memory; waits with an eye on the other ranks.  Local."""
         watch = self._ranks.control.watch(what)
