@@ -50,17 +50,17 @@ class DeviceWays:
         """
         if asked != STAGED and memory not in self._links:
             self._links[memory] = memory.link(self._ranks.transport, watch)
-        found = self._links.get(memory)
-        if asked == NCCL and isinstance(found, str):
+        answer = self._links.get(memory)
+        if asked == NCCL and isinstance(answer, str):
             with suppress(RankFailedError):  # nobody raises, and so fails, while others are on their way here
                 self._ranks.transport.exchange(b"", watch)
-            raise MissingDependencyError(f"{self._ranks.control.own_name}: NCCL was asked for, and {found}")
+            raise MissingDependencyError(f"{self._ranks.control.own_name}: NCCL was asked for, and {answer}")
         return self.known_link(memory, asked)
 
     def known_link(self, memory: DeviceMemory, asked: str) -> Link | None:
         """Return the same, if ranks have asked each other before; else None.  Local."""
-        found = self._links.get(memory)
-        return None if asked == STAGED or isinstance(found, str) else found
+        answer = self._links.get(memory)
+        return None if asked == STAGED or isinstance(answer, str) else answer
 
     def links(self) -> list[Link | str]:
         """Return what is known of the devices' own collectives, or why there are none.  Local."""
