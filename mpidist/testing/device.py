@@ -251,15 +251,14 @@ class PretendedPacking:
 
 
 class PretendedLink:
-    """Collectives between pretended devices, by messages; they know no complex numbers."""
+    """Collectives between pretended devices, by messages; they know no complex numbers.  `calls` has their names."""
 
     name = "pretended collectives"
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self.calls, self.is_closed = 0, False
-        #: The calls by name, for tests that ask which way was taken.
-        self.names: list[str] = []
+        self.calls: list[str] = []
+        self.is_closed = False
 
     def can_reduce(self, dtype: np.dtype, op: str) -> bool:
         """Return whether there is such a reduction."""
@@ -307,8 +306,7 @@ class PretendedLink:
 
     def _agree(self, name: str, watch: Watch, buffer: DeviceArray | None = None, *given: Any) -> None:
         """Take note of a call; fail unless all ranks make it alike: NCCL would hang, or move other bytes."""
-        self.calls += 1
-        self.names.append(name)
+        self.calls.append(name)
         assert not self.is_closed
         assert buffer is None or (buffer.ndim == 1 and buffer.flags.c_contiguous)
         call = [name, *given, *([] if buffer is None else [buffer.dtype, buffer.size])]

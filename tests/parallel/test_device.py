@@ -55,7 +55,7 @@ def test_the_other_collectives(device):
     share = communicator.reduce_scatter(on_device(numpy.arange(100_000.0)))
     start, stop = rank * 100_000 // size, (rank + 1) * 100_000 // size
     numpy.testing.assert_array_equal(as_host(share), size * numpy.arange(100_000.0)[start:stop])
-    names = [name for link in communicator.devices.links() if not isinstance(link, str) for name in link.names]
+    names = [name for link in communicator.devices.links() if not isinstance(link, str) for name in link.calls]
     if device == "linked" and size > 1:
         assert names == ["gather", "exchange", "exchange", "broadcast", "broadcast", "reduce_parts"]
     else:

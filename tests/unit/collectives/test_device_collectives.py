@@ -38,7 +38,7 @@ def values(shape, rank, dtype="f4"):
 
 def calls_of(communicator):
     """Return the names of the calls of the link, if there is one."""
-    return [name for link in communicator.devices.links() if isinstance(link, PretendedLink) for name in link.names]
+    return [name for link in communicator.devices.links() if isinstance(link, PretendedLink) for name in link.calls]
 
 
 def check(found, expected):

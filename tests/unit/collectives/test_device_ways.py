@@ -69,7 +69,7 @@ def test_the_device_reduces_what_it_can_and_the_host_the_rest():
         return link.calls, as_host(real).tolist(), as_host(whole).tolist()
 
     with pretended_device(""):
-        assert run_ranks(2, step) == [(1, [2.0] * 9, [2 + 4j] * 5)] * 2
+        assert run_ranks(2, step) == [(["reduce"], [2.0] * 9, [2 + 4j] * 5)] * 2
 
 
 @pytest.mark.parametrize("algorithm", ["staged", "ring", "native"])
