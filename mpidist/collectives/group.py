@@ -20,6 +20,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.mismatch import mismatch_error
 from mpidist.collectives.persistent import Once
+from mpidist.collectives.ways.device_ways import memory_facts
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.runtime.control import Watch
 from mpidist.transports import World
@@ -60,7 +61,7 @@ class GroupCommunicator(Communicator):
 
         def move(watch: Watch) -> None:
             if self.size > 1:
-                self._compare_shapes(name, array.dtype, array.shape, paths, watch)
+                self._compare(Call(name, [("", array.dtype, array.shape), *memory_facts(array)]), paths, watch)
             way = self.way(work.nbytes, None, not arrays.is_device(work))
             bound = self.reduction(way, everything, everything, (work.dtype,) * 3, reduction, kind=work)
             bound.run(watch, (flat,), (flat,))
@@ -87,7 +88,7 @@ class GroupCommunicator(Communicator):
 
         def move(watch: Watch) -> Any:
             if self.size > 1:
-                self._compare_shapes(name, array.dtype, others, paths, watch)
+                self._compare(Call(name, [("", array.dtype, others), *memory_facts(array)]), paths, watch)
             return bound.move(watch, array)
 
         return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move, show)(None)
@@ -116,10 +117,9 @@ class GroupCommunicator(Communicator):
         plain.from_root(self.transport, result, root, watch)
         return result if array is None else arrays.in_memory_of(array, result)
 
-    def _compare_shapes(self, name: str, dtype: Any, shape: Sequence[int], paths: Sequence[str], watch: Watch) -> None:
-        """Raise on all ranks of the group unless they gave arrays of one shape, and structures of the same paths."""
-        description = Call(name, [("", dtype, shape)]).with_paths(paths).description
-        answers = self.transport.exchange(json.dumps(description).encode(), watch)
+    def _compare(self, call: Call, paths: Sequence[str], watch: Watch) -> None:
+        """Raise on all ranks of the group unless they make one call, on structures of the same paths."""
+        answers = self.transport.exchange(json.dumps(call.with_paths(paths).description).encode(), watch)
         if len(set(answers)) > 1:
             error = mismatch_error([json.loads(raw) for raw in answers], watch.call, self.rank)
             error.on_all_ranks = False  # other groups know nothing of it

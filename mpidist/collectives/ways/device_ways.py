@@ -10,6 +10,7 @@ import numpy
 
 from mpidist import arrays
 from mpidist.collectives.exchange.array_bound import ArrayBound
+from mpidist.collectives.mismatch import fact
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces, segments
 from mpidist.collectives.ways.selection import NCCL, STAGED
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 #: What is staged at a time, in bytes: one piece is on its way from the device while the one before it is reduced.
 _PIECE_BYTES = 1 << 23
+
+
+def memory_facts(array: Any) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return what a call says of the memory of its arrays: ranks of which some call a link must not differ.  Local."""
+    return [fact("device memory", arrays.kind_of(array).name)] if arrays.is_device(array) else []
 
 
 class DeviceWays:
@@ -170,7 +176,7 @@ class DeviceCollective(ArrayBound):
         reduces: tuple[numpy.dtype, str] | None = None,
         in_place: bool = False,
     ) -> None:
-        super().__init__(ranks, inner.call, like, axis, inner.is_dealt)
+        super().__init__(ranks, inner.call.with_facts(memory_facts(like)), like, axis, inner.is_dealt)
         self._ways, self._memory, self._inner, self._in_place = ways, memory, inner, in_place
         self._transport, self._move, self._reduces = ranks.transport, move, reduces
         self._asked = ranks.control.settings.algorithm

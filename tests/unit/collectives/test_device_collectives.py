@@ -236,6 +236,35 @@ def test_ranks_whose_arrays_differ_are_told_before_anything_is_begun(way):
     run_ranks(2, step)
 
 
+VERBS = {
+    "all_gather": lambda ranks, array: ranks.all_gather(array),
+    "gather": lambda ranks, array: ranks.gather(array),
+    "broadcast": lambda ranks, array: ranks.broadcast(array),
+    "broadcast_copy": lambda ranks, array: ranks.broadcast_copy(array),
+    "reduce_scatter": lambda ranks, array: ranks.reduce_scatter(array),
+    "all_to_all": lambda ranks, array: ranks.all_to_all(array),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("count", [2, 100_000])
+def test_ranks_whose_arrays_lie_in_other_memory_are_told(way, verb, count):
+    """They would wait for each other: those of the host know of no link."""
+
+    def step():
+        communicator = world_communicator()
+        array = numpy.ones(count)
+        for _ in range(2):
+            for first in (0, 1):
+                given = on_device(array) if (communicator.rank == first) else array
+                with pytest.raises(CollectiveMismatchError, match=f"device memory: .*pretended on rank {first}"):
+                    VERBS[verb](communicator, given)
+            VERBS[verb](communicator, on_device(array))
+            VERBS[verb](communicator, array)
+
+    run_ranks(2, step)
+
+
 @pytest.mark.parametrize(("algorithm", "calls"), [("auto", ["gather"]), ("staged", []), ("nccl", ["gather"])])
 def test_the_setting_says_which_way_is_taken(monkeypatch, algorithm, calls):
     monkeypatch.setenv("MPIDIST_ALGORITHM", algorithm)

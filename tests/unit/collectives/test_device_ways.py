@@ -266,6 +266,22 @@ def test_groups_of_ranks(device):
     assert run_ranks(4, step) == expected(1.0, 2.0) + expected(3.0, 4.0)
 
 
+@pytest.mark.parametrize("verb", ["all_reduce_here", "all_gather_here"])
+def test_ranks_of_a_group_whose_arrays_lie_in_other_memory_are_told(device, verb):
+    def step():
+        whole = world_communicator()
+        group = GroupCommunicator(whole, [whole.rank & ~1, whole.rank | 1])
+        given = on_device(numpy.ones(3)) if whole.rank else numpy.ones(3)  # in the first group alone they differ
+        options = [0] if verb == "all_gather_here" else []
+        if whole.rank < 2:
+            with pytest.raises(CollectiveMismatchError, match="device memory: .*pretended on rank 1"):
+                getattr(group, verb)(given, *options)
+        else:
+            assert is_device(getattr(group, verb)(given, *options))
+
+    run_ranks(4, step)
+
+
 def test_a_mixture_in_one_list_is_refused(device):
     def step():
         Engine(world_communicator())([numpy.ones(3), on_device(numpy.ones(3))])
