@@ -197,7 +197,8 @@ def receive(source: int, like: Any = None, *, timeout_seconds: float | None = No
     ----------
     source : int
     like : array, optional
-        What is expected: another dtype or shape is a CollectiveMismatchError, on this rank only.
+        What is expected: another dtype or shape is a CollectiveMismatchError, on this rank only.  What comes is put
+        into memory of its kind; without it, into the host's.
     timeout_seconds : float, optional
 
     Raises

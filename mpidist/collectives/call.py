@@ -53,10 +53,11 @@ class Call:
 
     def with_paths(self, paths: Sequence[str]) -> Call:
         """Return this call for the first leaf of a structure, of all of whose leaves these are the paths.  Local."""
-        if not paths:
-            return self
-        facts = (fact(f"leaf {at}", path) for at, path in enumerate(paths))
-        return Call(self._described["call"], [*self._described["tensors"], *facts])
+        return self.with_facts([fact(f"leaf {at}", path) for at, path in enumerate(paths)])
+
+    def with_facts(self, facts: Sequence[tuple[str, str, tuple[int, ...]]]) -> Call:
+        """Return this call with facts that all ranks must have alike, as `fact` has them.  Local."""
+        return Call(self._described["call"], [*self._described["tensors"], *facts]) if facts else self
 
     @property
     def description(self) -> Description:

@@ -516,7 +516,8 @@ class Communicator:
 
         Parameters
         ----------
-        array : array of the host, any shape and dtype
+        array : array, any shape and dtype
+            One in device memory goes by the host.
         to : int
             Another rank.
         timeout_seconds : float, optional
@@ -540,7 +541,8 @@ class Communicator:
         source : int
             Another rank.
         like : array, optional
-            What is expected: another shape or dtype is a CollectiveMismatchError, on this rank only.
+            What is expected: another shape or dtype is a CollectiveMismatchError, on this rank only.  What comes
+            is put into memory of its kind; without it, into the host's.
         timeout_seconds : float, optional
 
         Raises

@@ -20,6 +20,7 @@ from mpidist.collectives.communicator import Communicator
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.mismatch import mismatch_error
 from mpidist.collectives.persistent import Once
+from mpidist.collectives.ways.device_ways import memory_facts
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.runtime.control import Watch
 from mpidist.transports import World
@@ -60,7 +61,7 @@ class GroupCommunicator(Communicator):
 
         def move(watch: Watch) -> None:
             if self.size > 1:
-                self._compare_shapes(name, array.dtype, array.shape, paths, watch)
+                self._compare(Call(name, [("", array.dtype, array.shape), *memory_facts(array)]), paths, watch)
             way = self.way(work.nbytes, None, not arrays.is_device(work))
             bound = self.reduction(way, everything, everything, (work.dtype,) * 3, reduction, kind=work)
             bound.run(watch, (flat,), (flat,))
@@ -78,18 +79,24 @@ class GroupCommunicator(Communicator):
         """
         array = self._arrays.checked(array)
         axis = plain.checked_axis(array, axis)
+        bound = self._arrays.bind_gather(array, axis, None)
         others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
         name = f"all_gather(axis={axis}) inside replicas"
 
+        def show() -> None:
+            bound.fill(array)
+
         def move(watch: Watch) -> Any:
             if self.size > 1:
-                self._compare_shapes(name, array.dtype, others, paths, watch)
-            return plain.gather(self.transport, array, watch, axis)
+                self._compare(Call(name, [("", array.dtype, others), *memory_facts(array)]), paths, watch)
+            return bound.move(watch, array)
 
-        return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None)
+        return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move, show)(None)
 
     def broadcast_here(self, array: Any, root: int) -> Any:
         """Return the array of rank `root` of the group; what the others give, None included, does not matter.
+
+        It goes by the host; to a rank that gives an array in device memory it comes there.
 
         Collective: every rank of every group calls it in the same order, with the same `root`.
         """
@@ -104,16 +111,15 @@ class GroupCommunicator(Communicator):
             return array
         described = b"" if array is None else pickle.dumps((array.dtype, array.shape))
         dtype, shape = pickle.loads(self.transport.exchange(described, watch)[root])
-        result = arrays.empty(shape, dtype, numpy.empty(0) if array is None else array)
+        result = numpy.empty(shape, dtype)
         if self.rank == root:
-            result[...] = array
+            result[...] = self.devices.on_host(array, watch.what)
         plain.from_root(self.transport, result, root, watch)
-        return result
+        return result if array is None else arrays.in_memory_of(array, result)
 
-    def _compare_shapes(self, name: str, dtype: Any, shape: Sequence[int], paths: Sequence[str], watch: Watch) -> None:
-        """Raise on all ranks of the group unless they gave arrays of one shape, and structures of the same paths."""
-        description = Call(name, [("", dtype, shape)]).with_paths(paths).description
-        answers = self.transport.exchange(json.dumps(description).encode(), watch)
+    def _compare(self, call: Call, paths: Sequence[str], watch: Watch) -> None:
+        """Raise on all ranks of the group unless they make one call, on structures of the same paths."""
+        answers = self.transport.exchange(json.dumps(call.with_paths(paths).description).encode(), watch)
         if len(set(answers)) > 1:
             error = mismatch_error([json.loads(raw) for raw in answers], watch.call, self.rank)
             error.on_all_ranks = False  # other groups know nothing of it

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 
 from mpidist.collectives.exchange import plain
+from mpidist.collectives.exchange.message_link import MessageLink
 from mpidist.collectives.ways.executor import Executor, even_bounds
 from mpidist.compression.base import Compression
 from mpidist.compression.residues import CodeResidues
@@ -78,7 +79,7 @@ class SharedCodes:
         """Write the scaled sums.  Collective."""
         others = [rank for rank in range(self._transport.size) if rank != self._rank]
         gives, places = ({rank: codes[rank] for rank in others} for codes in (self._outgoing, self._incoming))
-        plain.exchange(self._transport, gives, places, watch)
+        MessageLink(self._transport).exchange(gives, places, watch)
         self._add_up(scale)
         self._gather(watch)
         for code, part in zip(self._pieces, self._parts(total), strict=True):

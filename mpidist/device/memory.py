@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpidist import arrays
@@ -42,7 +42,8 @@ class Packing(Protocol):
 class Link(Protocol):
     """Collectives between the devices of some ranks; each is only begun, in the order of the device's current stream.
 
-    `name`: with its version.
+    Every rank calls them in the same order, with flat arrays of the same dtypes and lengths.  `bounds`: where each
+    rank's part begins, in elements, and where the last one ends.  `name`: with its version.
     """
 
     name: str
@@ -52,7 +53,19 @@ class Link(Protocol):
         ...
 
     def reduce(self, buffer: Any, op: str, watch: Watch) -> None:
-        """Reduce a flat array in place.  Collective: every rank calls it in the same order."""
+        """Reduce an array in place.  Collective."""
+
+    def reduce_parts(self, buffer: Any, op: str, bounds: Sequence[int], watch: Watch) -> None:
+        """Reduce for each rank its part, in place; the rest of the array is undefined then.  Collective."""
+
+    def broadcast(self, buffer: Any, root: int, watch: Watch) -> None:
+        """Give all ranks the array of rank `root`, in place; any dtype.  Collective."""
+
+    def gather(self, joined: Any, bounds: Sequence[int], watch: Watch) -> None:
+        """Give all ranks the parts of all, where each has put its own; any dtype.  Collective."""
+
+    def exchange(self, gives: Mapping[int, Any], places: Mapping[int, Any], watch: Watch) -> None:
+        """Give other ranks C-contiguous arrays, and write into `places` what they give; any dtype.  Collective."""
 
     def close(self, in_order: bool) -> None:
         """Give back what it holds; `in_order` says that all ranks do so.  Local."""

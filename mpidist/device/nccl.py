@@ -6,9 +6,10 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import pairwise
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy
@@ -37,6 +38,12 @@ _DTYPES = {
 #: What a complex number is made of: its sum is that of its parts.
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 
+#: What is moved as it is, whatever it stands for.
+_BYTE = "UINT8"
+
+#: A call of NCCL's communicator: its name, and its arguments without the stream.
+_Call = tuple[Any, ...]
+
 #: What NCCL says, and what to do about it.
 _CURES = (
     ("Duplicate GPU", "start as many ranks as there are GPUs, or bind each rank to a GPU of its own"),
@@ -59,7 +66,7 @@ class Nccl:
     def __init__(self, communicator: Any, transport: Transport, version: int) -> None:
         self.name = f"NCCL {dotted_nccl(version)}"
         self._communicator: Any = communicator
-        self._own_name = f"rank {transport.rank} of {transport.size}"
+        self._rank, self._own_name = transport.rank, f"rank {transport.rank} of {transport.size}"
         self._control = transport.control
         own_process.at_exit(self._at_exit)
 
@@ -70,22 +77,64 @@ class Nccl:
         return dtype.name in _DTYPES and not (dtype.kind == "f" and op in ("min", "max"))
 
     def reduce(self, buffer: Any, op: str, watch: Watch) -> None:
-        """Reduce a flat array in place, on the current stream."""
+        """Reduce an array in place."""
+        address, factor, dtype = _numbers(buffer)
+        call = ("allReduce", address, address, buffer.size * factor, dtype, _constant(op.upper()))
+        self._begin(f"all_reduce({op})", [call], watch)
+
+    def reduce_parts(self, buffer: Any, op: str, bounds: Sequence[int], watch: Watch) -> None:
+        """Reduce for each rank its part: by one call for equal parts, else by one a part."""
+        address, factor, dtype = _numbers(buffer)
+        parts, how = _parts(address, buffer.itemsize, bounds), (dtype, _constant(op.upper()))
+        calls: list[_Call] = [("reduceScatter", address, parts[self._rank][0], bounds[1] * factor, *how)]
+        if not _are_equal(bounds):
+            calls = [("reduce", at, at, count * factor, *how, rank) for rank, (at, count) in enumerate(parts) if count]
+        self._begin(f"reduce_scatter({op})", calls, watch)
+
+    def broadcast(self, buffer: Any, root: int, watch: Watch) -> None:
+        """Give all ranks the bytes of rank `root`."""
+        address = buffer.data.ptr
+        call = ("broadcast", address, address, buffer.nbytes, _constant(_BYTE), root)
+        self._begin(f"broadcast(root={root})", [call], watch)
+
+    def gather(self, joined: Any, bounds: Sequence[int], watch: Watch) -> None:
+        """Give all ranks the bytes of all: by one call for equal parts, else by one a part."""
+        address, size, byte = joined.data.ptr, joined.itemsize, _constant(_BYTE)
+        parts = _parts(address, size, bounds)
+        calls: list[_Call] = [("allGather", parts[self._rank][0], address, bounds[1] * size, byte)]
+        if not _are_equal(bounds):
+            calls = [("broadcast", at, at, count * size, byte, rank) for rank, (at, count) in enumerate(parts) if count]
+        self._begin("all_gather", calls, watch)
+
+    def exchange(self, gives: Mapping[int, Any], places: Mapping[int, Any], watch: Watch) -> None:
+        """Move bytes between pairs of ranks."""
+        byte, named = _constant(_BYTE), (("send", gives), ("recv", places))
+        calls = [
+            (name, each.data.ptr, each.nbytes, byte, rank)
+            for name, arrays in named
+            for rank, each in arrays.items()
+            if each.nbytes
+        ]
+        self._begin("an exchange of arrays", calls, watch)
+
+    def _begin(self, what: str, calls: Iterable[_Call], watch: Watch) -> None:
+        """Begin calls of NCCL, by name with their arguments, as one on the current stream."""
         import cupy
         from cupy.cuda import nccl
 
         watch.look()
-        part, count = buffer.dtype.name, buffer.size
-        if part in _PARTS:
-            part, count = _PARTS[part], 2 * count
-        dtype, reduction = getattr(nccl, f"NCCL_{_DTYPES[part]}"), getattr(nccl, f"NCCL_{op.upper()}")
-        address, stream = buffer.data.ptr, cupy.cuda.get_current_stream().ptr
+        stream = cupy.cuda.get_current_stream().ptr
         try:
             self._communicator.check_async_error()
-            self._communicator.allReduce(address, address, count, dtype, reduction, stream)
+            nccl.groupStart()
+            try:
+                for name, *given in calls:
+                    getattr(self._communicator, name)(*given, stream)
+            finally:
+                nccl.groupEnd()
         except nccl.NcclError as error:
             self.close(in_order=False)
-            raise TransportError(f"{self._own_name}: all_reduce({op}) by {self.name} failed: {_told(error)}") from error
+            raise TransportError(f"{self._own_name}: {what} by {self.name} failed: {_told(error)}") from error
 
     def close(self, in_order: bool) -> None:
         """Give back what NCCL holds."""
@@ -98,6 +147,29 @@ class Nccl:
         """End before MPI does: what a failed rank has left unfinished would be waited for."""
         if self._communicator is not None:
             self.close(in_order=self._control.broken is None)
+
+
+def _constant(name: str) -> int:
+    """Return NCCL's number of a dtype or a reduction."""
+    from cupy.cuda import nccl
+
+    number: int = getattr(nccl, f"NCCL_{name}")
+    return number
+
+
+def _numbers(buffer: Any) -> tuple[int, int, int]:
+    """Return the address of an array that is reduced, of how many numbers each element is made, and their dtype."""
+    name = buffer.dtype.name
+    return buffer.data.ptr, 2 if name in _PARTS else 1, _constant(_DTYPES[_PARTS.get(name, name)])
+
+
+def _parts(address: int, itemsize: int, bounds: Sequence[int]) -> list[tuple[int, int]]:
+    """Return address and elements of each rank's part."""
+    return [(address + start * itemsize, stop - start) for start, stop in pairwise(bounds)]
+
+
+def _are_equal(bounds: Sequence[int]) -> bool:
+    return len({stop - start for start, stop in pairwise(bounds)}) == 1
 
 
 def connect(transport: Transport, watch: Watch) -> Nccl | str:
@@ -204,7 +276,7 @@ def _watched(fn: Callable[[], Any], watch: Watch) -> tuple[Any, str]:
 def _not_started(transport: Transport, what: str, rank: int, why: str) -> TransportError:
     return TransportError(
         f"rank {transport.rank} of {transport.size}: NCCL could not {what}: rank {rank}: {why}. Without it GPU arrays "
-        "are reduced through the host: MPIDIST_ALGORITHM=staged"
+        "go through the host: MPIDIST_ALGORITHM=staged"
     )
 
 

@@ -158,7 +158,8 @@ class ReplicaCollectives(BoundCollectives):
         ----------
         source : int
         like : array, optional
-            What is expected: another dtype or shape is a CollectiveMismatchError here.
+            What is expected: another dtype or shape is a CollectiveMismatchError here.  What comes is put into memory
+            of its kind; without it, into the host's.
         options : CommunicationOptions, optional
 
         Raises

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -283,24 +284,73 @@ class PretendedUpdate:
 
 
 class PretendedLink:
-    """Collectives between pretended devices, by messages; they know no complex numbers."""
+    """Collectives between pretended devices, by messages; they know no complex numbers.  `calls` has their names."""
 
     name = "pretended collectives"
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self.calls, self.is_closed = 0, False
+        self.calls: list[str] = []
+        self.is_closed = False
 
     def can_reduce(self, dtype: np.dtype, op: str) -> bool:
         """Return whether there is such a reduction."""
         return dtype.kind != "c"
 
     def reduce(self, buffer: DeviceArray, op: str, watch: Watch) -> None:
-        """Reduce a flat array in place."""
-        self.calls += 1
+        """Reduce an array in place."""
+        self._agree("reduce", watch, buffer, op)
+        buffer._hidden[...] = self._reduced(buffer, op, watch)
+
+    def reduce_parts(self, buffer: DeviceArray, op: str, bounds: Sequence[int], watch: Watch) -> None:
+        """Reduce for each rank its part, in place; the rest is spoilt."""
+        self._agree("reduce_parts", watch, buffer, op, *bounds)
+        own, found = slice(*bounds[self._transport.rank :][:2]), self._reduced(buffer, op, watch)
+        buffer._hidden.view(np.uint8)[...] = 0xAA
+        buffer._hidden[own] = found[own]
+
+    def broadcast(self, buffer: DeviceArray, root: int, watch: Watch) -> None:
+        """Give all ranks the array of rank `root`, in place."""
+        self._agree("broadcast", watch, buffer, root)
+        is_root = self._transport.rank == root
+        raw = self._transport.exchange(buffer._hidden.tobytes() if is_root else b"", watch)[root]
+        buffer._hidden[...] = np.frombuffer(raw, buffer.dtype)
+
+    def gather(self, joined: DeviceArray, bounds: Sequence[int], watch: Watch) -> None:
+        """Give all ranks the parts of all, where each has put its own."""
+        self._agree("gather", watch, joined, *bounds)
+        assert (bounds[0], bounds[-1]) == (0, joined.size), "the parts are not the array"
+        own = joined._hidden[slice(*bounds[self._transport.rank :][:2])]
+        joined._hidden[...] = np.frombuffer(b"".join(self._transport.exchange(own.tobytes(), watch)), joined.dtype)
+
+    def exchange(self, gives: Mapping[int, DeviceArray], places: Mapping[int, DeviceArray], watch: Watch) -> None:
+        """Give other ranks arrays, and write into `places` what they give."""
+        self._agree("exchange", watch)
+        assert all(each.flags.c_contiguous for each in [*gives.values(), *places.values()])
+        given = pickle.dumps({rank: each._hidden.tobytes() for rank, each in gives.items()})
+        raws = self._transport.exchange(given, watch)
+        sent = {giver: pickle.loads(raw).get(self._transport.rank, b"") for giver, raw in enumerate(raws)}
+        lengths = {giver: len(raw) for giver, raw in sent.items() if raw}
+        expected = {giver: place.nbytes for giver, place in places.items() if place.nbytes}
+        assert lengths == expected, f"ranks sent {lengths} bytes, {expected} were expected"
+        for giver in expected:
+            place = places[giver]
+            place._hidden[...] = np.frombuffer(sent[giver], place.dtype).reshape(place.shape)
+
+    def _agree(self, name: str, watch: Watch, buffer: DeviceArray | None = None, *given: Any) -> None:
+        """Take note of a call; fail unless all ranks make it alike: NCCL would hang, or move other bytes."""
+        self.calls.append(name)
+        assert not self.is_closed
+        assert buffer is None or (buffer.ndim == 1 and buffer.flags.c_contiguous)
+        call = [name, *given, *([] if buffer is None else [buffer.dtype, buffer.size])]
+        calls = self._transport.exchange(repr(call).encode(), watch)
+        assert len(set(calls)) == 1, f"ranks make different calls of a link: {calls}"
+
+    def _reduced(self, buffer: DeviceArray, op: str, watch: Watch) -> np.ndarray:
         raws = self._transport.exchange(buffer._hidden.tobytes(), watch)
         reduce: Any = arrays.reduction(op, np)
-        buffer._hidden[...] = reduce.reduce([np.frombuffer(raw, buffer.dtype) for raw in raws])
+        found: np.ndarray = reduce.reduce([np.frombuffer(raw, buffer.dtype) for raw in raws])
+        return found
 
     def close(self, in_order: bool) -> None:
         """Give back what it holds."""

@@ -6,7 +6,6 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.errors import UnsupportedDtypeError
 from tests.gpu.library import check_on_all_ranks, host, place, problem_of, problems_of, strategy
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
@@ -111,32 +110,23 @@ def test_rows_go_from_every_rank_to_every_rank(xp):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [0, 5, 700_000])
-def test_a_ring_of_messages(xp, count):
-    """Messages are of the host: what lies on the card is copied first."""
+def test_a_ring_of_messages(xp, count, dtype):
+    """Through the host, from and to what lies on the card."""
     rank, size = place()
     left, right = (rank - 1) % size, (rank + 1) % size
-    given = host(xp.asarray(values((count,), rank)))
-
-    def receive():
-        return xp.asarray(mpidist.receive(left, like=numpy.zeros(count, "f4")))
-
-    if rank == 0:
-        mpidist.send(given, right)
-        found = receive()
-    else:
-        found = receive()
-        mpidist.send(given, right)
-    check_on_all_ranks(problem_of(xp, found, values((count,), left)))
-
-
-@pytest.mark.gpu(only=True)
-@pytest.mark.mpi(min_size=2)
-def test_an_array_of_the_card_is_no_message(xp):
-    rank, size = place()
-    with pytest.raises(UnsupportedDtypeError, match="as_host"):
-        mpidist.send(xp.asarray(values((5,), rank)), (rank + 1) % size)
-    check_on_all_ranks(True)
+    given, expected = xp.asarray(values((count,), rank, dtype)), values((count,), left, dtype)
+    problems = []
+    for like in (given, host(given)):
+        if rank == 0:
+            mpidist.send(given, right)
+            found = mpidist.receive(left, like=like)
+        else:
+            found = mpidist.receive(left, like=like)
+            mpidist.send(given, right)
+        problems.append(problem_of(xp if like is given else numpy, found, expected))
+    check_on_all_ranks("".join(problems))
 
 
 def test_sparse_rows_are_summed(xp):

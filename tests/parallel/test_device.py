@@ -13,8 +13,10 @@ from mpidist.world import world_communicator
 
 @pytest.fixture(params=["linked", "staged"], autouse=True)
 def device(request):
-    with pretended_device("" if request.param == "linked" else "there is none"):
+    world = mpidist.new_world(pytest.importorskip("mpi4py.MPI").COMM_WORLD)  # one that knows of no other device
+    with pretended_device("" if request.param == "linked" else "there is none"), world:
         yield request.param
+    world.close()
 
 
 def test_short_and_long_lists_equal_those_of_the_host():
@@ -31,11 +33,19 @@ def test_short_and_long_lists_equal_those_of_the_host():
             numpy.testing.assert_array_equal(as_host(mine), expected)
 
 
-def test_the_other_collectives():
+def test_the_other_collectives(device):
     communicator = world_communicator()
     rank, size = communicator.rank, communicator.size
+    ranks = [float(other) for other in range(size) for _ in range(other + 1)]
     joined = communicator.all_gather(on_device(numpy.full((rank + 1, 70_000), rank, "f4")))
-    assert as_host(joined)[:, 0].tolist() == [float(other) for other in range(size) for _ in range(other + 1)]
+    assert as_host(joined)[:, 0].tolist() == ranks
+    gathered = communicator.gather(on_device(numpy.full((2, rank + 1), rank, "f2")), root=0, axis=1)
+    assert as_host(gathered)[1].tolist() == ranks if rank == 0 else gathered is None
+    table = [[(giver + to) % 3 for to in range(size)] for giver in range(size)]
+    given = numpy.repeat(rank + 10 * numpy.arange(size), table[rank])
+    rows, splits = communicator.all_to_all(on_device(given), table[rank])
+    assert as_host(rows).tolist() == [giver + 10 * rank for giver in range(size) for _ in range(table[giver][rank])]
+    assert splits == [table[giver][rank] for giver in range(size)]
     shared = on_device(numpy.full(100_000, rank, "f8"))
     communicator.broadcast(shared, root=size - 1)
     assert set(as_host(shared).tolist()) == {float(size - 1)}
@@ -45,6 +55,26 @@ def test_the_other_collectives():
     share = communicator.reduce_scatter(on_device(numpy.arange(100_000.0)))
     start, stop = rank * 100_000 // size, (rank + 1) * 100_000 // size
     numpy.testing.assert_array_equal(as_host(share), size * numpy.arange(100_000.0)[start:stop])
+    names = [name for link in communicator.devices.links() if not isinstance(link, str) for name in link.calls]
+    if device == "linked" and size > 1:
+        assert names == ["gather", "exchange", "exchange", "broadcast", "broadcast", "reduce_parts"]
+    else:
+        assert not names
+
+
+def test_messages_from_one_rank_to_another():
+    communicator = world_communicator()
+    rank, size = communicator.rank, communicator.size
+    if size == 1:
+        return
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for count in (0, 3, 300_000):
+        given = on_device(numpy.full(count, rank, "f4"))
+        sending = communicator.point_to_point.start_send(given, right)
+        found = communicator.receive(left, like=given)
+        sending.wait()
+        assert is_device(found)
+        numpy.testing.assert_array_equal(as_host(found), numpy.full(count, left, "f4"))
 
 
 def test_verbs_of_a_strategy():

@@ -45,6 +45,10 @@ class ArrayBound(Bound):
         if self.is_dealt:
             self._splits = plain.checked_splits(len(array), splits, self._size)
 
+    def with_splits(self, given: Any) -> Any:
+        """Return an array that was checked, with its splits if rows are dealt out.  Local."""
+        return (given[0] if type(given) is tuple else given, self._splits) if self.is_dealt else given
+
     def start(self, array: Any, timeout_seconds: float | None = None) -> Handle:
         """Take the collective's place in the order of calls; ValueError for another kind of array, else as `Bound`."""
         self.check(array)
@@ -86,6 +90,4 @@ class SentCollective(ArrayBound):
         self._transport, self._move = ranks.transport, move
 
     def move(self, watch: Watch, array: Any) -> Any:
-        if self.is_dealt:
-            array = array[0] if type(array) is tuple else array, self._splits
-        return self._move(self._transport, array, watch)
+        return self._move(self._transport, self.with_splits(array), watch)

@@ -17,11 +17,12 @@ from mpidist.collectives.exchange.outbox import Outbox
 from mpidist.collectives.exchange.reduce_scatters import NodeReduceScatter
 from mpidist.collectives.reductions.plan import build
 from mpidist.collectives.ways.chooser import ONE_PACK
-from mpidist.collectives.ways.device_ways import StagedArray
+from mpidist.collectives.ways.device_ways import DeviceCollective
 from mpidist.runtime.control import Watch
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
+    from mpidist.device.memory import Link
 
 
 class ArrayCollectives:
@@ -39,50 +40,57 @@ class ArrayCollectives:
         """Return a new all_gather, or gather to `root`; ranks may differ in the length of `axis`."""
         like = self.checked(like)
         axis = plain.checked_axis(like, axis, "all_gather" if root is None else "gather")
-        staged = self._staged(like, axis, lambda host: self.bind_gather(host, axis, root))
-        if staged is not None:
-            return staged
+        move = partial(plain.gather, axis=axis, root=root)
+        on_device = self._on_device(like, axis, lambda host: self.bind_gather(host, axis, root), move)
+        if on_device is not None:
+            return on_device
         name = f"all_gather(axis={axis})" if root is None else f"gather(root={root}, axis={axis})"
         others = [-1 if index == axis else length for index, length in enumerate(like.shape)]
         call, segments = Call(name, [("", like.dtype, others)]), self._segments_for(like)
         if segments is None:
-            return SentCollective(self._ranks, call, like, axis, partial(plain.gather, axis=axis, root=root))
+            return SentCollective(self._ranks, call, like, axis, move)
         readers = None if root is None else (root,)
         return NodeExchange(self._ranks, segments, call, like, self._results, axis=axis, readers=readers)
 
     def bind_broadcast(self, like: Any, root: int, in_place: bool = False) -> ArrayBound:
         """Return a new broadcast."""
         like = self.checked(like)
-        staged = self._staged(like, None, lambda host: self.bind_broadcast(host, root, in_place), in_place)
-        if staged is not None:
-            return staged
+        move = partial(_from_root, root=root, in_place=in_place)
+
+        def bind(host: Any) -> ArrayBound:
+            return self.bind_broadcast(host, root, in_place)
+
+        on_device = self._on_device(like, None, bind, move, in_place=in_place)
+        if on_device is not None:
+            return on_device
         call = Call(f"broadcast(root={root})", [("", like.dtype, like.shape)])
         segments = self._segments_for(like)
         if segments is None:
-            return SentCollective(self._ranks, call, like, None, partial(_from_root, root=root, in_place=in_place))
+            return SentCollective(self._ranks, call, like, None, move)
         return NodeExchange(self._ranks, segments, call, like, self._results, source=root, in_place=in_place)
 
     def bind_reduce_scatter(self, like: Any, op: str) -> ArrayBound:
         """Return a new reduce_scatter."""
         like = self.checked(like, "sum" if op == "mean" else op)
         plain.checked_axis(like, 0, "reduce_scatter")
-        staged = self._staged(like, None, lambda host: self.bind_reduce_scatter(host, op))
-        if staged is not None:
-            return staged
         plan = build([("", like.dtype, tuple(like.shape))], op, ONE_PACK)
-        call = Call(f"reduce_scatter({op})", [("", like.dtype, like.shape)])
         (bucket,), segments = plan.buckets, self._segments_for(like)
+        move, reduces = partial(plain.reduce_scatter, op=op, bucket=bucket), (bucket.dtype, plan.reduction)
+        on_device = self._on_device(like, None, lambda host: self.bind_reduce_scatter(host, op), move, reduces)
+        if on_device is not None:
+            return on_device
+        call = Call(f"reduce_scatter({op})", [("", like.dtype, like.shape)])
         if segments is None or not Outbox(segments, self._ranks.rank).has_parts:
-            return SentCollective(self._ranks, call, like, None, partial(plain.reduce_scatter, op=op, bucket=bucket))
+            return SentCollective(self._ranks, call, like, None, move)
         return NodeReduceScatter(self._ranks, segments, call, like, (op, plan.reduction, bucket), self._results)
 
     def bind_all_to_all(self, like: Any) -> ArrayBound:
         """Return a new all_to_all: it returns the rows that this rank got, and how many each rank gave."""
         like = self.checked(like)
         plain.checked_axis(like, 0, "all_to_all")
-        staged = self._staged(like, 0, self.bind_all_to_all)
-        if staged is not None:
-            return staged
+        on_device = self._on_device(like, 0, self.bind_all_to_all, plain.all_to_all)
+        if on_device is not None:
+            return on_device
         call, segments = Call("all_to_all", [("", like.dtype, [-1, *like.shape[1:]])]), self._segments_for(like)
         if segments is None or segments.segment_bytes <= 8 * self._ranks.size + 64:
             return SentCollective(self._ranks, call, like, 0, plain.all_to_all, is_dealt=True)
@@ -109,28 +117,37 @@ class ArrayCollectives:
             return root
         return plain.checked_rank(root, size, f"{name}: root")
 
-    def _staged(
-        self, like: Any, axis: int | None, bind: Callable[[Any], ArrayBound], in_place: bool = False
+    def _on_device(
+        self,
+        like: Any,
+        axis: int | None,
+        bind: Callable[[Any], ArrayBound],
+        move: Callable[..., Any],
+        reduces: tuple[Any, str] | None = None,
+        in_place: bool = False,
     ) -> ArrayBound | None:
-        """Return the collective of device arrays through the host, ``bind(host array)``; None for other arrays."""
+        """Return the collective of device arrays, None for other arrays.
+
+        ``bind(host array)`` is the same on the host; `move` and `reduces` as for `DeviceCollective`.
+        """
         devices = self._ranks.devices
         memory = devices.memory(like) if self._ranks.size > 1 else None
         if memory is None:
             return None
         host = numpy.broadcast_to(numpy.zeros((), like.dtype), like.shape)
         inner = bind(host.copy() if in_place else host)
-        return StagedArray(devices, self._ranks, memory, like, axis, inner, in_place)
+        return DeviceCollective(devices, self._ranks, memory, like, axis, inner, move, reduces, in_place)
 
     def _segments_for(self, like: Any) -> Any:
         return None if arrays.is_device(like) else self._segments
 
 
-def _from_root(transport: Any, array: Any, watch: Watch, root: int, in_place: bool) -> Any:
-    """Broadcast over messages."""
+def _from_root(transport: Any, array: Any, watch: Watch, root: int, in_place: bool, link: Link | None = None) -> Any:
+    """Broadcast over messages, or by a link."""
     out = array
     if not in_place:
         out = arrays.empty_like(array)
         if transport.rank == root:
             out[...] = array
-    plain.from_root(transport, out, root, watch)
+    plain.from_root(transport, out, root, watch, link)
     return out

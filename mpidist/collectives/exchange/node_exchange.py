@@ -14,6 +14,7 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.exchange import plain
 from mpidist.collectives.exchange.array_bound import ArrayBound
 from mpidist.collectives.exchange.call_slots import CallSlots
+from mpidist.collectives.exchange.message_link import MessageLink
 from mpidist.collectives.exchange.outbox import Outbox
 from mpidist.collectives.kept_memory import KeptMemory
 from mpidist.runtime.control import Watch
@@ -211,7 +212,7 @@ class NodeExchange(ArrayBound):
         pieces = {each: own[bounds[each] : bounds[each + 1]] if self.is_dealt else own for each in self._readers}
         mine = pieces.pop(rank, None)
         if out is None:
-            plain.exchange(self._transport, pieces, {}, watch)
+            MessageLink(self._transport).exchange(pieces, {}, watch)
             return
         is_flat = not self._axis
         places = [bound * self._row_bytes for bound in plain.bounds_of(self.received)]
@@ -220,7 +221,7 @@ class NodeExchange(ArrayBound):
         own_part = parts.pop(rank)
         copied = None if out is array else partial(numpy.copyto, own_part, mine)
         if not self._traded(watch, pieces, parts, copied):
-            plain.exchange(self._transport, pieces, parts, watch, copied)
+            MessageLink(self._transport).exchange(pieces, parts, watch, copied)
         if not is_flat:
             rows = zip(places[:-1], places[1:], self.received, strict=True)
             shaped = [flat[start:stop].view(self._dtype).reshape(self._shape_of(each)) for start, stop, each in rows]

@@ -1,25 +1,32 @@
-"""Collectives that move whole arrays by one schedule each, within a begun call."""
+"""Collectives that move whole arrays by one schedule each, within a begun call.
+
+Ranks tell each other lengths over their transport.  Values go by a `Link` if there is one, else over the transport.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from mpidist import arrays
+from mpidist.collectives.exchange.message_link import MessageLink
 from mpidist.collectives.reductions.plan import Bucket
-from mpidist.collectives.ways.executor import Executor
 from mpidist.collectives.ways.pieces import shares
 from mpidist.runtime.control import ControlChannel, Watch
-from mpidist.schedules.table import algorithm as schedule_of
 from mpidist.transports.base import Transport
 
+if TYPE_CHECKING:
+    from mpidist.device.memory import Link
 
-def reduce_scatter(transport: Transport, array: Any, watch: Watch, op: str, bucket: Bucket) -> Any:
+
+def reduce_scatter(
+    transport: Transport, array: Any, watch: Watch, op: str, bucket: Bucket, link: Link | None = None
+) -> Any:
     """Return this rank's rows of the reduced array; `bucket` has the dtypes in which it is reduced and given back."""
     size, rank = transport.size, transport.rank
     work, row = arrays.empty(array.shape, bucket.dtype, array), prod(array.shape[1:])
@@ -27,35 +34,43 @@ def reduce_scatter(transport: Transport, array: Any, watch: Watch, op: str, buck
     cuts = shares(array.shape[0], size)
     if size > 1 and array.size:
         bounds = [cut * row for cut in cuts]
-        ring = schedule_of("reduce_scatter", "ring")
-        Executor(ring, transport, work.reshape(-1), "sum" if op == "mean" else op, bounds=bounds).run(watch)
+        values = link or MessageLink(transport)
+        values.reduce_parts(work.reshape(-1), "sum" if op == "mean" else op, bounds, watch)
     share = work[cuts[rank] : cuts[rank + 1]]
     if op == "mean":
         share = arrays.namespace(work).multiply(share, 1.0 / size, dtype=bucket.dtype)
     return share.astype(bucket.result)
 
 
-def gather(transport: Transport, array: Any, watch: Watch, axis: int, root: int | None = None) -> Any:
+def gather(
+    transport: Transport, array: Any, watch: Watch, axis: int, root: int | None = None, link: Link | None = None
+) -> Any:
     """Return the arrays of all ranks, joined along `axis`, in which they may differ; only on `root`, if there is one.
 
     The others get None then.
     """
-    return counted_gather(transport, array, watch, axis, root)[0]
+    return counted_gather(transport, array, watch, axis, root, link)[0]
 
 
 def counted_gather(
-    transport: Transport, array: Any, watch: Watch, axis: int = 0, root: int | None = None
+    transport: Transport,
+    array: Any,
+    watch: Watch,
+    axis: int = 0,
+    root: int | None = None,
+    link: Link | None = None,
 ) -> tuple[Any, list[int]]:
     """Return the same, and the length of each rank's."""
     size, rank = transport.size, transport.rank
     if size == 1:
         return array.copy(), [array.shape[axis]]
-    ring, shown = schedule_of("all_gather", "ring"), numpy.zeros(size, numpy.int64)
+    messages, shown = MessageLink(transport), numpy.zeros(size, numpy.int64)
     shown[rank] = array.shape[axis]
-    Executor(ring, transport, shown, bounds=range(size + 1)).run(watch)
+    messages.gather(shown, range(size + 1), watch)
+    values = link or messages
     lengths = shown.tolist()
     if root not in (None, rank):
-        exchange(transport, {root: arrays.namespace(array).ascontiguousarray(array).reshape(-1)}, {}, watch)
+        values.exchange({root: arrays.namespace(array).ascontiguousarray(array).reshape(-1)}, {}, watch)
         return None, lengths
     row = prod(length for index, length in enumerate(array.shape) if index != axis)
     bounds = [bound * row for bound in bounds_of(lengths)]
@@ -63,9 +78,9 @@ def counted_gather(
     parts = [joined[start:stop] for start, stop in pairwise(bounds)]
     parts[rank][...] = array.reshape(-1)
     if root is None:
-        Executor(ring, transport, joined, bounds=bounds).run(watch)
+        values.gather(joined, bounds, watch)
     else:
-        exchange(transport, {}, {giver: part for giver, part in enumerate(parts) if giver != rank}, watch)
+        values.exchange({}, {giver: part for giver, part in enumerate(parts) if giver != rank}, watch)
     if axis == 0:
         return joined.reshape([sum(lengths), *array.shape[1:]]), lengths
     shaped = [
@@ -76,7 +91,9 @@ def counted_gather(
     return found.astype(joined.dtype, copy=False), lengths  # concatenate gives the machine's byte order
 
 
-def all_to_all(transport: Transport, given: tuple[Any, Sequence[int]], watch: Watch) -> tuple[Any, list[int]]:
+def all_to_all(
+    transport: Transport, given: tuple[Any, Sequence[int]], watch: Watch, link: Link | None = None
+) -> tuple[Any, list[int]]:
     """Return the rows that all ranks have for this one, in rank order, and how many each of them gave.
 
     `given` are an array and its splits.
@@ -85,34 +102,18 @@ def all_to_all(transport: Transport, given: tuple[Any, Sequence[int]], watch: Wa
     others = [each for each in range(size) if each != rank]
     counts = numpy.array(splits, numpy.int64).reshape(size, 1)
     received = counts.copy()
-    exchange(transport, {each: counts[each] for each in others}, {each: received[each] for each in others}, watch)
+    messages = MessageLink(transport)
+    messages.exchange({each: counts[each] for each in others}, {each: received[each] for each in others}, watch)
     lengths = received[:, 0].tolist()
     own, bounds = arrays.namespace(array).ascontiguousarray(array), bounds_of(splits)
     result, places = arrays.empty((sum(lengths), *array.shape[1:]), array.dtype, array), bounds_of(lengths)
     gives, parts = (
         [joined[start:stop] for start, stop in pairwise(cuts)] for joined, cuts in ((own, bounds), (result, places))
     )
-    exchange(transport, {each: gives[each] for each in others}, {each: parts[each] for each in others}, watch)
+    values = link or messages
+    values.exchange({each: gives[each] for each in others}, {each: parts[each] for each in others}, watch)
     parts[rank][...] = gives[rank]
     return result, lengths
-
-
-def exchange(
-    transport: Transport,
-    gives: Mapping[int, Any],
-    places: Mapping[int, Any],
-    watch: Watch,
-    meanwhile: Callable[[], object] | None = None,
-) -> None:
-    """Send other ranks what they are given, and receive into `places` what they give this one, by rank.
-
-    `meanwhile` is called while messages are under way.
-    """
-    pending = [transport.receive(place, rank) for rank, place in places.items() if len(place)]
-    pending += [transport.send(given, rank) for rank, given in gives.items() if len(given)]
-    if meanwhile is not None:
-        meanwhile()
-    transport.wait(pending, watch)
 
 
 def bounds_of(lengths: Sequence[int]) -> list[int]:
@@ -120,10 +121,10 @@ def bounds_of(lengths: Sequence[int]) -> list[int]:
     return [0, *accumulate(lengths)]
 
 
-def from_root(transport: Transport, array: Any, root: int, watch: Watch) -> None:
+def from_root(transport: Transport, array: Any, root: int, watch: Watch, link: Link | None = None) -> None:
     """Give all ranks the array of rank `root`, in place."""
     if transport.size > 1 and array.size:
-        Executor(schedule_of("broadcast", "binomial"), transport, array.reshape(-1), root=root).run(watch)
+        (link or MessageLink(transport)).broadcast(array.reshape(-1), root, watch)
 
 
 def checked_splits(rows: int, splits: Sequence[int] | None, size: int) -> list[int]:

@@ -27,7 +27,7 @@ from mpidist.collectives.exchange.peer_standoff import PeerStandoffs, PeerWatch
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Once
-from mpidist.errors import CollectiveMismatchError, TransportError, UnsupportedDtypeError
+from mpidist.errors import CollectiveMismatchError, TransportError
 from mpidist.options import check_timeout
 from mpidist.runtime.shared_memory import LINE_BYTES
 from mpidist.transports.base import Pending, Transport
@@ -155,9 +155,9 @@ class _Receiving(Transfer):
 
     sends = False
 
-    def __init__(self, lines: PointToPoint, peer: int, timeout_seconds: float | None, expected: Any) -> None:
+    def __init__(self, lines: PointToPoint, peer: int, timeout_seconds: float | None, expected: Any, kind: Any) -> None:
         super().__init__(lines, peer, timeout_seconds)
-        self.expected = expected
+        self.expected, self._kind = expected, kind
         self.wrong = ""
 
     @property
@@ -180,6 +180,8 @@ class _Receiving(Transfer):
         result = super().wait()
         if self.wrong:
             raise CollectiveMismatchError(self.wrong)
+        if self._kind is not None:
+            result = self.result = arrays.in_memory_of(self._kind, result)
         return result
 
 
@@ -395,10 +397,11 @@ class PointToPoint:
 
     def start_send(self, array: Any, to: int, timeout_seconds: float | None = None) -> Transfer:
         """Start to send an array; see `Communicator.send`.  Local."""
-        return self.post(array, self.checked_target(array, to), timeout_seconds)
+        to = self.checked_target(array, to)
+        return self.post(self.on_host(array, to), to, timeout_seconds)
 
     def post(self, array: Any, to: int, timeout_seconds: float | None) -> Transfer:
-        """Start to send an array that can be sent, to a rank that there is.  Local."""
+        """Start to send an array of the host that can be sent, to a rank that there is.  Local."""
         signature = (array.dtype, array.shape)
         description, nbytes = _describe(signature), array.nbytes
         start, bodies = _start_of(len(description)), []
@@ -419,11 +422,15 @@ class PointToPoint:
     def start_receive(self, source: int, like: Any = None, timeout_seconds: float | None = None) -> Transfer:
         """Start to receive an array; see `Communicator.receive`.  Local."""
         source = self.checked_peer(source, "receive", "source")
-        return self.expect(source, None if like is None else (like.dtype, tuple(like.shape)), timeout_seconds)
+        expected = None if like is None else (like.dtype, tuple(like.shape))
+        return self.expect(source, expected, timeout_seconds, _kind_of(like))
 
-    def expect(self, source: int, expected: Any, timeout_seconds: float | None) -> Transfer:
-        """Start to receive, from a rank that there is, an array of a dtype and shape, or of any.  Local."""
-        receiving = _Receiving(self, source, timeout_seconds, expected)
+    def expect(self, source: int, expected: Any, timeout_seconds: float | None, kind: Any) -> Transfer:
+        """Start to receive, from a rank that there is, an array of a dtype and shape, or of any.  Local.
+
+        It is put into the memory of `kind`, an array; None for the host's.
+        """
+        receiving = _Receiving(self, source, timeout_seconds, expected, kind)
         with self.turnstile:
             self.sources[source].waiting.append(receiving)
             return self._opened(receiving)
@@ -491,12 +498,16 @@ class PointToPoint:
     def checked_target(self, array: Any, to: int) -> int:
         """Return the rank to send to as an int; raise unless such an array can be sent there.  Local."""
         to = self.checked_peer(to, "send", "to")
-        if arrays.is_device(array):
-            raise UnsupportedDtypeError(
-                f"send moves arrays of the host, got a {type(array).__name__}; copy it with mpidist.arrays.as_host"
-            )
         arrays.check_movable(array.dtype)
         return to
+
+    def on_host(self, array: Any, to: int) -> Any:
+        """Return an array that is sent in host memory, as it is if it is there already.  Local."""
+        if isinstance(array, numpy.ndarray):
+            return array
+        with self.turnstile:
+            what = f"send of {_described(array.dtype, array.shape)} to rank {to}"
+            return self._ranks.devices.on_host(array, what)
 
     def checked_peer(self, peer: int, verb: str, argument: str) -> int:
         """Return a rank as an int; ValueError unless there is such another rank.  Local."""
@@ -513,6 +524,12 @@ class PointToPoint:
 def _start_of(described: int) -> int:
     """Return where in a head an array begins that is described by so many bytes."""
     return -(-(_LENGTHS.size + described) // LINE_BYTES) * LINE_BYTES
+
+
+def _kind_of(like: Any) -> Any:
+    """Return an array without elements in the same memory; None for the host's."""
+    is_host = like is None or isinstance(like, numpy.ndarray) or not arrays.is_known(like)
+    return None if is_host else arrays.empty(0, like.dtype, like)
 
 
 def _described(dtype: Any, shape: tuple[int, ...]) -> str:
@@ -550,6 +567,7 @@ class BoundSend(_BoundToPeer):
         if array.dtype != self._dtype or array.shape != self._shape:
             expected, got = _described(self._dtype, self._shape), _described(array.dtype, array.shape)
             raise ValueError(f"send to rank {self._peer} was bound to {expected}, got {got}; bind another one")
+        array = self._lines.on_host(array, self._peer)
         if self._head is not None:
             with self._turnstile:
                 if self._missed != self._lines.last_missed:
@@ -569,11 +587,11 @@ class BoundReceive(_BoundToPeer):
     def __init__(self, lines: PointToPoint, like: Any, source: int) -> None:
         source = lines.checked_peer(source, "receive", "source")
         super().__init__(lines, like, source)
-        self._origin = lines.sources[source]
+        self._origin, self._kind = lines.sources[source], _kind_of(like)
 
     def start(self, timeout_seconds: float | None = None) -> Transfer:
         """Start to receive.  Local."""
-        return self._lines.expect(self._peer, (self._dtype, self._shape), timeout_seconds)
+        return self._lines.expect(self._peer, (self._dtype, self._shape), timeout_seconds, self._kind)
 
     def __call__(self, timeout_seconds: float | None = None) -> Any:
         """Receive, and return the array; errors as for `Transfer.wait`."""
@@ -583,5 +601,5 @@ class BoundReceive(_BoundToPeer):
                     self._renew()
                 found = self._origin.taken(self._head, self._begin, self._dtype, self._shape)
             if found is not None:
-                return found
+                return found if self._kind is None else arrays.in_memory_of(self._kind, found)
         return self.start(timeout_seconds).wait()

@@ -1,7 +1,8 @@
-"""Arrays in device memory: reduced by the device's own library where these ranks can use it, else through the host."""
+"""Arrays in device memory: moved by the device's own library where these ranks can use it, else through the host."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import numpy
 
 from mpidist import arrays
 from mpidist.collectives.exchange.array_bound import ArrayBound
+from mpidist.collectives.mismatch import fact
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces, segments
 from mpidist.collectives.ways.selection import NCCL, STAGED
@@ -23,8 +25,13 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 1 << 23
 
 
+def memory_facts(array: Any) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return what a call says of the memory of its arrays: ranks of which some call a link must not differ.  Local."""
+    return [fact("device memory", arrays.kind_of(array).name)] if arrays.is_device(array) else []
+
+
 class DeviceWays:
-    """How some ranks reduce arrays in device memory."""
+    """How some ranks move arrays in device memory."""
 
     def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
@@ -39,15 +46,27 @@ class DeviceWays:
             return None
         return memory_of(array)
 
-    def link(self, memory: DeviceMemory, watch: Watch) -> Link | str:
-        """Return the device's own collectives between these ranks, or why there are none.
+    def link(self, memory: DeviceMemory, asked: str, watch: Watch) -> Link | None:
+        """Return the device's own collectives between these ranks; None where arrays are staged.
 
-        Collective: every rank calls it, within a begun call; local later.
+        Collective: every rank calls it, within a begun call; local later.  `asked`: `NCCL`, `STAGED`, or something else
+        that leaves the choice to what these ranks have.
+
+        MissingDependencyError, on all ranks: `NCCL` was asked for, and cannot be used.
         """
-        found = self._links.get(memory)
-        if found is None:
-            found = self._links[memory] = memory.link(self._ranks.transport, watch)
-        return found
+        if asked != STAGED and memory not in self._links:
+            self._links[memory] = memory.link(self._ranks.transport, watch)
+        answer = self._links.get(memory)
+        if asked == NCCL and isinstance(answer, str):
+            with suppress(RankFailedError):  # nobody raises, and so fails, while others are on their way here
+                self._ranks.transport.exchange(b"", watch)
+            raise MissingDependencyError(f"{self._ranks.control.own_name}: NCCL was asked for, and {answer}")
+        return self.known_link(memory, asked)
+
+    def known_link(self, memory: DeviceMemory, asked: str) -> Link | None:
+        """Return the same, if ranks have asked each other before; else None.  Local."""
+        answer = self._links.get(memory)
+        return None if asked == STAGED or isinstance(answer, str) else answer
 
     def links(self) -> list[Link | str]:
         """Return what is known of the devices' own collectives, or why there are none.  Local."""
@@ -69,6 +88,14 @@ class DeviceWays:
         if self._host.nbytes < nbytes:
             self._host = memory.host_buffer(nbytes, numpy.dtype(numpy.uint8))
         return self._host[:nbytes].view(dtype)
+
+    def on_host(self, array: Any, what: str) -> Any:
+        """Return an array in host memory, as it is if it is there already; waits as `to_host`.  Local."""
+        memory = self.memory(array)
+        if memory is None:
+            return arrays.on_host(array)
+        memory.enter((array,))
+        return self.to_host(memory, array, what)
 
     def to_host(self, memory: DeviceMemory, array: Any, what: str) -> numpy.ndarray:
         """Return a copy of an array in host memory; waits with an eye on the other ranks.  Local."""
@@ -101,12 +128,8 @@ class DeviceReplay:
 
     def __call__(self, watch: Watch, buffer: Any) -> None:
         """Reduce into the buffer, within the begun call of `watch`."""
-        link = None if self._way == STAGED else self._ways.link(self._memory, watch)
-        if isinstance(link, str) and self._way == NCCL:
-            with suppress(RankFailedError):  # nobody raises, and so fails, while others are on their way here
-                self._ranks.transport.exchange(b"", watch)
-            raise MissingDependencyError(f"{self._ranks.control.own_name}: NCCL was asked for, and {link}")
-        if link is None or isinstance(link, str) or not link.can_reduce(self._dtype, self._op):
+        link = self._ways.link(self._memory, self._way, watch)
+        if link is None or not link.can_reduce(self._dtype, self._op):
             self._stage(watch, buffer)
         else:
             link.reduce(buffer, self._op, watch)
@@ -133,11 +156,12 @@ class DeviceReplay:
         self._host_reductions[length].run(watch, (piece,), (piece,))
 
 
-class StagedArray(ArrayBound):
-    """A collective of one array in device memory, that is made on a copy in host memory.
+class DeviceCollective(ArrayBound):
+    """A collective of one array in device memory: by the device's own, else made on a copy in host memory.
 
-    Arrays may differ in the length of `axis`; `inner` is the same for arrays of the host.  With `in_place` the result
-    is written into the array.
+    Arrays may differ in the length of `axis`; `inner` is the same for arrays of the host.  ``move(transport, array,
+    watch, link=link)`` returns the result by a link; if it reduces, then as `reduces`, a dtype and an operation.  With
+    `in_place` the result is written into the array.
     """
 
     def __init__(
@@ -148,10 +172,14 @@ class StagedArray(ArrayBound):
         like: Any,
         axis: int | None,
         inner: ArrayBound,
+        move: Callable[..., Any],
+        reduces: tuple[numpy.dtype, str] | None = None,
         in_place: bool = False,
     ) -> None:
-        super().__init__(ranks, inner.call, like, axis, inner.is_dealt)
+        super().__init__(ranks, inner.call.with_facts(memory_facts(like)), like, axis, inner.is_dealt)
         self._ways, self._memory, self._inner, self._in_place = ways, memory, inner, in_place
+        self._transport, self._move, self._reduces = ranks.transport, move, reduces
+        self._asked = ranks.control.settings.algorithm
         self._like = arrays.empty(0, like.dtype, like)
         self._given: Any = None
 
@@ -160,9 +188,11 @@ class StagedArray(ArrayBound):
         self._memory.enter((given[0] if isinstance(given, tuple) else given,))
 
     def fill(self, given: Any) -> bool:
-        """Copy the array to the host, and show a short one to the other ranks.  Local."""
+        """Copy the array to the host, and show a short one to the other ranks, unless there is a link.  Local."""
         self.check(given)
         self.enter(given)
+        if self._is_for(self._ways.known_link(self._memory, self._asked)):
+            return True
         array = given[0] if isinstance(given, tuple) else given
         host = self._ways.to_host(self._memory, array, self.call.what)
         self._given = (host, self._splits) if self.is_dealt else host
@@ -170,6 +200,10 @@ class StagedArray(ArrayBound):
 
     def move(self, watch: Watch, given: Any) -> Any:
         """Move the values, and bring the results to the device."""
+        link = self._ways.link(self._memory, self._asked, watch)
+        if self._is_for(link):
+            self.forget()  # what was copied before ranks knew of the link
+            return self._move(self._transport, self.with_splits(given), watch, link=link)
         host, self._given = self._given, None
         result = self._inner.move(watch, host)
         if self._in_place:
@@ -181,6 +215,10 @@ class StagedArray(ArrayBound):
         """Keep no copy.  Local."""
         self._given = None
         self._inner.forget()
+
+    def _is_for(self, link: Link | None) -> bool:
+        """Return whether there is a link that can do this."""
+        return link is not None and (self._reduces is None or link.can_reduce(*self._reduces))
 
     def _back(self, result: Any) -> Any:
         if isinstance(result, tuple):

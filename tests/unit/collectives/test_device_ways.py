@@ -7,7 +7,7 @@ from dataclasses import asdict
 import numpy
 import pytest
 
-from mpidist.arrays import as_host
+from mpidist.arrays import as_host, is_device
 from mpidist.collectives.engine import Engine
 from mpidist.collectives.group import GroupCommunicator
 from mpidist.collectives.reductions.adjustment import Adjustment
@@ -69,7 +69,7 @@ def test_the_device_reduces_what_it_can_and_the_host_the_rest():
         return link.calls, as_host(real).tolist(), as_host(whole).tolist()
 
     with pretended_device(""):
-        assert run_ranks(2, step) == [(1, [2.0] * 9, [2 + 4j] * 5)] * 2
+        assert run_ranks(2, step) == [(["reduce"], [2.0] * 9, [2 + 4j] * 5)] * 2
 
 
 @pytest.mark.parametrize("algorithm", ["staged", "ring", "native"])
@@ -250,9 +250,36 @@ def test_groups_of_ranks(device):
         whole = world_communicator()
         members = [whole.rank & ~1, whole.rank | 1]
         group = GroupCommunicator(whole, members)
-        return as_host(group.all_reduce_here(on_device(numpy.full(3, whole.rank + 1.0)))).tolist()
+        given = on_device(numpy.full((2, whole.rank + 1), whole.rank + 1.0))
+        found = [
+            group.all_reduce_here(given[:, 0]),
+            group.all_gather_here(given, 1)[0],
+            group.broadcast_here(given, 1)[0],
+        ]
+        theirs = group.broadcast_here(given[0] if group.rank == 0 else None, 0)
+        assert is_device(theirs) == (group.rank == 0)
+        return [as_host(each).tolist() for each in [*found, theirs]]
 
-    assert run_ranks(4, step) == [[3.0] * 3] * 2 + [[7.0] * 3] * 2
+    def expected(one, two):
+        return [[[one + two] * 2, [one] * int(one) + [two] * int(two), [two] * int(two), [one] * int(one)]] * 2
+
+    assert run_ranks(4, step) == expected(1.0, 2.0) + expected(3.0, 4.0)
+
+
+@pytest.mark.parametrize("verb", ["all_reduce_here", "all_gather_here"])
+def test_ranks_of_a_group_whose_arrays_lie_in_other_memory_are_told(device, verb):
+    def step():
+        whole = world_communicator()
+        group = GroupCommunicator(whole, [whole.rank & ~1, whole.rank | 1])
+        given = on_device(numpy.ones(3)) if whole.rank else numpy.ones(3)  # in the first group alone they differ
+        options = [0] if verb == "all_gather_here" else []
+        if whole.rank < 2:
+            with pytest.raises(CollectiveMismatchError, match="device memory: .*pretended on rank 1"):
+                getattr(group, verb)(given, *options)
+        else:
+            assert is_device(getattr(group, verb)(given, *options))
+
+    run_ranks(4, step)
 
 
 def test_a_mixture_in_one_list_is_refused(device):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mpidist
+from mpidist.arrays import as_host, is_device
 from mpidist.errors import (
     CollectiveMismatchError,
     RankFailedError,
@@ -452,13 +453,50 @@ def test_what_was_sent_in_a_step_that_was_given_up_is_never_received(hosts, coun
     assert run_ranks(3, on_rank, hosts=hosts) == [["given up", {1.0}, "given up", {3.0}], nothing, nothing]
 
 
-def test_a_bound_send_refuses_what_a_send_refuses_and_says_what_to_do():
+@pytest.mark.parametrize("link", ["", "there is none"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (300, 400)], ids=str)
+@pytest.mark.parametrize("hosts", [None, ["a", "b"]], ids=["node", "nodes"])
+def test_arrays_in_device_memory_go_by_the_host(link, shape, hosts):
+    """Where a message ends up is for the receiver to say."""
+
     def on_rank():
         ranks = world_communicator()
-        array, other = on_device(numpy.ones(3)), 1 - ranks.rank
-        for send in (lambda: ranks.send(array, other), lambda: ranks.send_init(array, other)):
-            with pytest.raises(UnsupportedDtypeError, match="copy it with mpidist.arrays.as_host"):
-                send()
+        rank, other = ranks.rank, 1 - ranks.rank
+        like, found = on_device(numpy.zeros(shape, "f4")), []
+        send, receive = ranks.send_init(like, other), ranks.receive_init(like, other)
+        for turn in range(3):
+            values = numpy.full(shape, rank + 10 * turn, "f4")
+            given, expected = on_device(values), numpy.full(shape, other + 10 * turn, "f4")
+            sends = [
+                ranks.point_to_point.start_send(given, other),
+                ranks.point_to_point.start_send(given, other),
+                send.start(given),
+                send.start(values),
+            ]
+            given[...] = -1  # it has been copied
+            results = [ranks.receive(other, like=like), ranks.receive(other), receive()]
+            transfer = receive.start()
+            results += [transfer.wait(), transfer.wait()]
+            assert results[3] is results[4]
+            for each in sends:
+                each.wait()
+            found += [is_device(each) for each in results]
+            for each in results:
+                numpy.testing.assert_array_equal(as_host(each), expected)
+        return found
+
+    with pretended_device(link):
+        assert run_ranks(2, on_rank, hosts=hosts) == [[True, False, True, True, True] * 3] * 2
+
+
+def test_another_array_than_the_expected_one_of_a_device_is_an_error():
+    def on_rank():
+        ranks = world_communicator()
+        if ranks.rank == 0:
+            ranks.send(on_device(numpy.ones(3)), 1)
+        else:
+            with pytest.raises(CollectiveMismatchError, match=r"expected float64\[4\], got float64\[3\]"):
+                ranks.receive(0, like=on_device(numpy.ones(4)))
 
     with pretended_device(""):
         run_ranks(2, on_rank)

@@ -6,6 +6,7 @@ import threading
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
+import numpy
 import pytest
 
 from mpidist.collectives.persistent import Once
@@ -110,3 +111,100 @@ def test_warnings_that_the_user_sees_to_are_left_to_him(pretended, monkeypatch, 
     )
     run_ranks(1, connected)
     assert seen == [{name: "mine"}]
+
+
+class Recorder:
+    """A communicator of NCCL that takes note of its calls; it fails in the call of a name."""
+
+    def __init__(self, log, fails=""):
+        self._log, self._fails = log, fails
+
+    def __getattr__(self, name):
+        def call(*given):
+            self._log.append((name, *given))
+            if name == self._fails:
+                raise RuntimeError("unhandled cuda error")
+
+        return call
+
+
+class Flat:
+    """As much of a flat array of CuPy's as NCCL is told of."""
+
+    def __init__(self, address, count, dtype):
+        self.dtype, self.size, self.itemsize = numpy.dtype(dtype), count, numpy.dtype(dtype).itemsize
+        self.nbytes, self.data = count * self.itemsize, SimpleNamespace(ptr=address)
+
+
+@pytest.fixture
+def calls(pretended, monkeypatch):
+    """Make ``calls(begin, fails)``: what NCCL of rank 1 of 3 is told on stream 7 by ``begin(link, watch)``."""
+    names = "SUM PROD MIN MAX UINT8 INT8 INT32 UINT32 INT64 UINT64 FLOAT32 FLOAT64".split()
+    for name in names:
+        setattr(pretended, f"NCCL_{name}", name)
+
+    def told(begin, fails=""):
+        log = []
+        pretended.groupStart, pretended.groupEnd = lambda: log.append("start"), lambda: log.append("end")
+        sys.modules["cupy"].cuda.get_current_stream = lambda: SimpleNamespace(ptr=7)
+
+        def on_rank():
+            communicator = world_communicator()
+            link = nccl.Nccl(Recorder(log, fails), communicator.transport, 23203)
+            try:
+                if communicator.rank == 1:
+                    Once(communicator, communicator.call("a call"), lambda watch: begin(link, watch))(None)
+                else:
+                    communicator.barrier("a call")
+            finally:
+                link.close(in_order=False)
+
+        run_ranks(3, on_rank)
+        return [each for each in log if each not in (("check_async_error",), ("abort",))]
+
+    return told
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (("reduce", Flat(1000, 5, "f8"), "max"), [("allReduce", 1000, 1000, 5, "FLOAT64", "MAX", 7)]),
+        (("reduce", Flat(1000, 5, "c8"), "sum"), [("allReduce", 1000, 1000, 10, "FLOAT32", "SUM", 7)]),
+        (("broadcast", Flat(1000, 5, "f2"), 2), [("broadcast", 1000, 1000, 10, "UINT8", 2, 7)]),
+        (("gather", Flat(1000, 6, "i8"), [0, 2, 4, 6]), [("allGather", 1016, 1000, 16, "UINT8", 7)]),
+        (
+            ("gather", Flat(1000, 6, "i2"), [0, 5, 5, 6]),
+            [("broadcast", 1000, 1000, 10, "UINT8", 0, 7), ("broadcast", 1010, 1010, 2, "UINT8", 2, 7)],
+        ),
+        (
+            ("reduce_parts", Flat(1000, 6, "c16"), "sum", [0, 2, 4, 6]),
+            [("reduceScatter", 1000, 1032, 4, "FLOAT64", "SUM", 7)],
+        ),
+        (
+            ("reduce_parts", Flat(1000, 4, "i4"), "prod", [0, 1, 1, 4]),
+            [("reduce", 1000, 1000, 1, "INT32", "PROD", 0, 7), ("reduce", 1004, 1004, 3, "INT32", "PROD", 2, 7)],
+        ),
+        (
+            (
+                "exchange",
+                {0: Flat(1000, 3, "f4"), 2: Flat(0, 0, "f4")},
+                {0: Flat(0, 0, "f4"), 2: Flat(2000, 9, "?")},
+            ),
+            [("send", 1000, 12, "UINT8", 0, 7), ("recv", 2000, 9, "UINT8", 2, 7)],
+        ),
+    ],
+)
+def test_what_is_begun(calls, call, expected):
+    """All of it is one group, on the current stream."""
+    verb, *given = call
+    assert calls(lambda link, watch: getattr(link, verb)(*given, watch)) == ["start", *expected, "end"]
+
+
+def test_a_call_that_fails_ends_its_group_and_the_communicator(calls):
+    def begin(link, watch):
+        with pytest.raises(
+            TransportError, match=r"rank 1 of 3: all_gather by NCCL 2\.32\.3 failed: unhandled cuda error"
+        ):
+            link.gather(Flat(1000, 6, "i2"), [0, 5, 5, 6], watch)
+
+    assert calls(begin, "broadcast") == ["start", ("broadcast", 1000, 1000, 10, "UINT8", 0, 7), "end"]
