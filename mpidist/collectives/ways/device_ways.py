@@ -56,17 +56,18 @@ class DeviceWays:
         """
         if asked != STAGED and memory not in self._links:
             self._links[memory] = memory.link(self._ranks.transport, watch)
-        answer = self._links.get(memory)
-        if asked == NCCL and isinstance(answer, str):
+        answer = self.known_link(memory, asked)
+        if not isinstance(answer, str):
+            return answer
+        if asked == NCCL:
             with suppress(RankFailedError):  # nobody raises, and so fails, while others are on their way here
                 self._ranks.transport.exchange(b"", watch)
             raise MissingDependencyError(f"{self._ranks.control.own_name}: NCCL was asked for, and {answer}")
-        return self.known_link(memory, asked)
+        return None
 
-    def known_link(self, memory: DeviceMemory, asked: str) -> Link | None:
-        """Return the same, if ranks have asked each other before; else None.  Local."""
-        answer = self._links.get(memory)
-        return None if asked == STAGED or isinstance(answer, str) else answer
+    def known_link(self, memory: DeviceMemory, asked: str) -> Link | str | None:
+        """Return the same, or why arrays are staged; None before ranks have asked each other.  Local."""
+        return f"{STAGED} was asked for" if asked == STAGED else self._links.get(memory)
 
     def links(self) -> list[Link | str]:
         """Return what is known of the devices' own collectives, or why there are none.  Local."""
@@ -160,13 +161,12 @@ class DeviceCollective(ArrayBound):
     """A collective of one array in device memory: by the device's own, else made on a copy in host memory.
 
     Arrays may differ in the length of `axis`; `inner` is the same for arrays of the host.  ``move(transport, array,
-    watch, link=link)`` returns the result by a link; if it reduces, then as `reduces`, a dtype and an operation.  With
-    `in_place` the result is written into the array.
+    watch, link=link)`` returns the result by a link, and without one that of a host array over messages; if it reduces,
+    then as `reduces`, a dtype and an operation.  With `in_place` the result is written into the array.
     """
 
     def __init__(
         self,
-        ways: DeviceWays,
         ranks: Communicator,
         memory: DeviceMemory,
         like: Any,
@@ -177,7 +177,7 @@ class DeviceCollective(ArrayBound):
         in_place: bool = False,
     ) -> None:
         super().__init__(ranks, inner.call.with_facts(memory_facts(like)), like, axis, inner.is_dealt)
-        self._ways, self._memory, self._inner, self._in_place = ways, memory, inner, in_place
+        self._ways, self._memory, self._inner, self._in_place = ranks.devices, memory, inner, in_place
         self._transport, self._move, self._reduces = ranks.transport, move, reduces
         self._asked = ranks.control.settings.algorithm
         self._like = arrays.empty(0, like.dtype, like)
@@ -188,24 +188,27 @@ class DeviceCollective(ArrayBound):
         self._memory.enter((given[0] if isinstance(given, tuple) else given,))
 
     def fill(self, given: Any) -> bool:
-        """Copy the array to the host, and show a short one to the other ranks, unless there is a link.  Local."""
+        """Copy the array to the host, and show a short one to the other ranks, if it will be staged.  Local."""
         self.check(given)
         self.enter(given)
-        if self._is_for(self._ways.known_link(self._memory, self._asked)):
-            return True
-        array = given[0] if isinstance(given, tuple) else given
-        host = self._ways.to_host(self._memory, array, self.call.what)
-        self._given = (host, self._splits) if self.is_dealt else host
-        return self._inner.fill(self._given)
+        known = self._ways.known_link(self._memory, self._asked)
+        # A reduction adds in the same order from the first call on, whether ranks have asked for a link or not.
+        if isinstance(known, str) or (self._reduces is not None and not self._is_for(known)):
+            self._given = self._copied(given)
+            return self._inner.fill(self._given)
+        return True
 
     def move(self, watch: Watch, given: Any) -> Any:
         """Move the values, and bring the results to the device."""
         link = self._ways.link(self._memory, self._asked, watch)
         if self._is_for(link):
-            self.forget()  # what was copied before ranks knew of the link
+            self.forget()
             return self._move(self._transport, self.with_splits(given), watch, link=link)
-        host, self._given = self._given, None
-        result = self._inner.move(watch, host)
+        if self._given is None:  # all ranks have learned just now that there is no link
+            result = self._move(self._transport, self._copied(given), watch)
+        else:
+            host, self._given = self._given, None
+            result = self._inner.move(watch, host)
         if self._in_place:
             self._ways.to_device(self._memory, result, given)
             return given
@@ -215,6 +218,11 @@ class DeviceCollective(ArrayBound):
         """Keep no copy.  Local."""
         self._given = None
         self._inner.forget()
+
+    def _copied(self, given: Any) -> Any:
+        """Return an array that was checked in host memory, with its splits if rows are dealt out."""
+        array = given[0] if isinstance(given, tuple) else given
+        return self.with_splits(self._ways.to_host(self._memory, array, self.call.what))
 
     def _is_for(self, link: Link | None) -> bool:
         """Return whether there is a link that can do this."""
