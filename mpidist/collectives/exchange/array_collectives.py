@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy
-
 from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.collectives.exchange import plain
@@ -23,7 +21,6 @@ from mpidist.runtime.control import Watch
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
     from mpidist.device.memory import Link
-    from mpidist.transports.node_memory import SharedSegments
 
 
 class ArrayCollectives:
@@ -43,51 +40,40 @@ class ArrayCollectives:
         axis = plain.checked_axis(like, axis, "all_gather" if root is None else "gather")
         name = f"all_gather(axis={axis})" if root is None else f"gather(root={root}, axis={axis})"
         others = [-1 if index == axis else length for index, length in enumerate(like.shape)]
-        call, readers = Call(name, [("", like.dtype, others)]), None if root is None else (root,)
-
-        def in_node(segments: SharedSegments, like: Any) -> ArrayBound:
-            return NodeExchange(self._ranks, segments, call, like, self._results, axis=axis, readers=readers)
-
-        return self._bound(like, call, partial(plain.gather, axis=axis, root=root), in_node, axis)
+        call, segments = Call(name, [("", like.dtype, others)]), self._segments_for(like)
+        if segments is None:
+            return self._sent(call, like, axis, partial(plain.gather, axis=axis, root=root))
+        readers = None if root is None else (root,)
+        return NodeExchange(self._ranks, segments, call, like, self._results, axis=axis, readers=readers)
 
     def bind_broadcast(self, like: Any, root: int, in_place: bool = False) -> ArrayBound:
         """Return a new broadcast."""
         like = self.checked(like)
-        call = Call(f"broadcast(root={root})", [("", like.dtype, like.shape)])
-
-        def in_node(segments: SharedSegments, like: Any) -> ArrayBound:
-            return NodeExchange(self._ranks, segments, call, like, self._results, source=root, in_place=in_place)
-
-        move = partial(_from_root, root=root, in_place=in_place)
-        return self._bound(like, call, move, in_node, in_place=in_place)
+        call, segments = Call(f"broadcast(root={root})", [("", like.dtype, like.shape)]), self._segments_for(like)
+        if segments is None:
+            return self._sent(call, like, None, partial(_from_root, root=root, in_place=in_place))
+        return NodeExchange(self._ranks, segments, call, like, self._results, source=root, in_place=in_place)
 
     def bind_reduce_scatter(self, like: Any, op: str) -> ArrayBound:
         """Return a new reduce_scatter."""
         like = self.checked(like, "sum" if op == "mean" else op)
         plain.checked_axis(like, 0, "reduce_scatter")
         plan = build([("", like.dtype, tuple(like.shape))], op, ONE_PACK)
-        (bucket,), call = plan.buckets, Call(f"reduce_scatter({op})", [("", like.dtype, like.shape)])
-
-        def in_node(segments: SharedSegments, like: Any) -> ArrayBound | None:
-            if not Outbox(segments, self._ranks.rank).has_parts:
-                return None
-            return NodeReduceScatter(self._ranks, segments, call, like, (op, plan.reduction, bucket), self._results)
-
-        move, reduces = partial(plain.reduce_scatter, op=op, bucket=bucket), (bucket.dtype, plan.reduction)
-        return self._bound(like, call, move, in_node, reduces=reduces)
+        call = Call(f"reduce_scatter({op})", [("", like.dtype, like.shape)])
+        (bucket,), segments = plan.buckets, self._segments_for(like)
+        if segments is None or not Outbox(segments, self._ranks.rank).has_parts:
+            move = partial(plain.reduce_scatter, op=op, bucket=bucket)
+            return self._sent(call, like, None, move, reduces=(bucket.dtype, plan.reduction))
+        return NodeReduceScatter(self._ranks, segments, call, like, (op, plan.reduction, bucket), self._results)
 
     def bind_all_to_all(self, like: Any) -> ArrayBound:
         """Return a new all_to_all: it returns the rows that this rank got, and how many each rank gave."""
         like = self.checked(like)
         plain.checked_axis(like, 0, "all_to_all")
-        call = Call("all_to_all", [("", like.dtype, [-1, *like.shape[1:]])])
-
-        def in_node(segments: SharedSegments, like: Any) -> ArrayBound | None:
-            if segments.segment_bytes <= 8 * self._ranks.size + 64:
-                return None
-            return CountedExchange(self._ranks, segments, call, like, self._results, axis=0, is_dealt=True)
-
-        return self._bound(like, call, plain.all_to_all, in_node, 0, is_dealt=True)
+        call, segments = Call("all_to_all", [("", like.dtype, [-1, *like.shape[1:]])]), self._segments_for(like)
+        if segments is None or segments.segment_bytes <= 8 * self._ranks.size + 64:
+            return self._sent(call, like, 0, plain.all_to_all, is_dealt=True)
+        return CountedExchange(self._ranks, segments, call, like, self._results, axis=0, is_dealt=True)
 
     def checked(self, array: Any, op: str | None = None) -> Any:
         """Return an array as `arrays.plain` does; raise if it cannot be moved, or reduced by `op`.
@@ -110,31 +96,23 @@ class ArrayCollectives:
             return root
         return plain.checked_rank(root, size, f"{name}: root")
 
-    def _bound(
+    def _sent(
         self,
-        like: Any,
         call: Call,
+        like: Any,
+        axis: int | None,
         move: Callable[..., Any],
-        in_node: Callable[[SharedSegments, Any], ArrayBound | None],
-        axis: int | None = None,
         is_dealt: bool = False,
-        in_place: bool = False,
         reduces: tuple[Any, str] | None = None,
     ) -> ArrayBound:
-        """Return a collective: through the memory of a node, or over messages, or that of device arrays.
-
-        ``in_node(segments, like)`` returns the first, or None; `move` is as for `SentCollective` and
-        `DeviceCollective`, and `reduces` as for the latter.
-        """
+        """Return a collective over messages, or that of device arrays, see `DeviceCollective`."""
         memory = self._ranks.devices.memory(like) if self._ranks.size > 1 else None
-        if memory is not None:
-            host = numpy.empty(like.shape, like.dtype)
-            inner = self._bound(host, call, move, in_node, axis, is_dealt)
-            return DeviceCollective(self._ranks, memory, like, axis, inner, move, reduces, in_place)
-        bound = None
-        if self._segments is not None and not arrays.is_device(like):
-            bound = in_node(self._segments, like)
-        return SentCollective(self._ranks, call, like, axis, move, is_dealt) if bound is None else bound
+        if memory is None:
+            return SentCollective(self._ranks, call, like, axis, move, is_dealt)
+        return DeviceCollective(self._ranks, memory, call, like, axis, move, is_dealt, reduces)
+
+    def _segments_for(self, like: Any) -> Any:
+        return None if arrays.is_device(like) else self._segments
 
 
 def _from_root(transport: Any, array: Any, watch: Watch, root: int, in_place: bool, link: Link | None = None) -> Any:
