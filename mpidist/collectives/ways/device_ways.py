@@ -106,6 +106,8 @@ class DeviceWays:
 
     def to_device(self, memory: DeviceMemory, values: numpy.ndarray, target: Any, watch: Watch) -> None:
         """Copy values of the host into a contiguous array, in the order of the current stream.  Local."""
+        if not values.size:
+            return
         host = self.host_buffer(memory, values.size, values.dtype, watch)
         host[...] = values.reshape(-1)
         self.written = memory.write(host, target.reshape(-1))
@@ -206,6 +208,5 @@ class DeviceCollective(SentCollective):
         if result is None:
             return None
         target = arrays.empty(result.shape, result.dtype, like)
-        if result.size:
-            self._ways.to_device(self._memory, result, target, watch)
+        self._ways.to_device(self._memory, result, target, watch)
         return target
