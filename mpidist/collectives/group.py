@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy
@@ -79,17 +80,18 @@ class GroupCommunicator(Communicator):
         """
         array = self._arrays.checked(array)
         axis = plain.checked_axis(array, axis)
-        bound = self._arrays.bind_gather(array, axis, None)
         others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
-        bound.enter(array)
         name = f"all_gather(axis={axis}) inside replicas"
+        call = Call(name, [("", array.dtype, [-1] * array.ndim)])
+        bound = self._arrays.sent(call, array, axis, partial(plain.gather, axis=axis))
+        bound.enter(array)
 
         def move(watch: Watch) -> Any:
             if self.size > 1:
                 self._compare(Call(name, [("", array.dtype, others), *memory_facts(array)]), paths, watch)
             return bound.move(watch, array)
 
-        return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None)
+        return Once(self, call, move)(None)
 
     def broadcast_here(self, array: Any, root: int) -> Any:
         """Return the array of rank `root` of the group; what the others give, None included, does not matter.

@@ -42,7 +42,7 @@ class ArrayCollectives:
         others = [-1 if index == axis else length for index, length in enumerate(like.shape)]
         call, segments = Call(name, [("", like.dtype, others)]), self._segments_for(like)
         if segments is None:
-            return self._sent(call, like, axis, partial(plain.gather, axis=axis, root=root))
+            return self.sent(call, like, axis, partial(plain.gather, axis=axis, root=root))
         readers = None if root is None else (root,)
         return NodeExchange(self._ranks, segments, call, like, self._results, axis=axis, readers=readers)
 
@@ -51,7 +51,7 @@ class ArrayCollectives:
         like = self.checked(like)
         call, segments = Call(f"broadcast(root={root})", [("", like.dtype, like.shape)]), self._segments_for(like)
         if segments is None:
-            return self._sent(call, like, None, partial(_from_root, root=root, in_place=in_place))
+            return self.sent(call, like, None, partial(_from_root, root=root, in_place=in_place))
         return NodeExchange(self._ranks, segments, call, like, self._results, source=root, in_place=in_place)
 
     def bind_reduce_scatter(self, like: Any, op: str) -> ArrayBound:
@@ -63,7 +63,7 @@ class ArrayCollectives:
         (bucket,), segments = plan.buckets, self._segments_for(like)
         if segments is None or not Outbox(segments, self._ranks.rank).has_parts:
             move = partial(plain.reduce_scatter, op=op, bucket=bucket)
-            return self._sent(call, like, None, move, reduces=(bucket.dtype, plan.reduction))
+            return self.sent(call, like, None, move, reduces=(bucket.dtype, plan.reduction))
         return NodeReduceScatter(self._ranks, segments, call, like, (op, plan.reduction, bucket), self._results)
 
     def bind_all_to_all(self, like: Any) -> ArrayBound:
@@ -72,7 +72,7 @@ class ArrayCollectives:
         plain.checked_axis(like, 0, "all_to_all")
         call, segments = Call("all_to_all", [("", like.dtype, [-1, *like.shape[1:]])]), self._segments_for(like)
         if segments is None or segments.segment_bytes <= 8 * self._ranks.size + 64:
-            return self._sent(call, like, 0, plain.all_to_all, is_dealt=True)
+            return self.sent(call, like, 0, plain.all_to_all, is_dealt=True)
         return CountedExchange(self._ranks, segments, call, like, self._results, axis=0, is_dealt=True)
 
     def checked(self, array: Any, op: str | None = None) -> Any:
@@ -96,7 +96,7 @@ class ArrayCollectives:
             return root
         return plain.checked_rank(root, size, f"{name}: root")
 
-    def _sent(
+    def sent(
         self,
         call: Call,
         like: Any,
