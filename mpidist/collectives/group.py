@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy
@@ -79,19 +80,18 @@ class GroupCommunicator(Communicator):
         """
         array = self._arrays.checked(array)
         axis = plain.checked_axis(array, axis)
-        bound = self._arrays.bind_gather(array, axis, None)
         others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
         name = f"all_gather(axis={axis}) inside replicas"
-
-        def show() -> None:
-            bound.fill(array)
+        call = Call(name, [("", array.dtype, [-1] * array.ndim)])
+        bound = self._arrays.sent(call, array, axis, partial(plain.gather, axis=axis))
+        bound.enter(array)
 
         def move(watch: Watch) -> Any:
             if self.size > 1:
                 self._compare(Call(name, [("", array.dtype, others), *memory_facts(array)]), paths, watch)
             return bound.move(watch, array)
 
-        return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move, show)(None)
+        return Once(self, call, move)(None)
 
     def broadcast_here(self, array: Any, root: int) -> Any:
         """Return the array of rank `root` of the group; what the others give, None included, does not matter.
@@ -113,7 +113,7 @@ class GroupCommunicator(Communicator):
         dtype, shape = pickle.loads(self.transport.exchange(described, watch)[root])
         result = numpy.empty(shape, dtype)
         if self.rank == root:
-            result[...] = self.devices.on_host(array, watch.what)
+            result[...] = self.devices.on_host(array, watch)
         plain.from_root(self.transport, result, root, watch)
         return result if array is None else arrays.in_memory_of(array, result)
 

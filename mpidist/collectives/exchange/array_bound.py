@@ -45,10 +45,6 @@ class ArrayBound(Bound):
         if self.is_dealt:
             self._splits = plain.checked_splits(len(array), splits, self._size)
 
-    def with_splits(self, given: Any) -> Any:
-        """Return an array that was checked, with its splits if rows are dealt out.  Local."""
-        return (given[0] if type(given) is tuple else given, self._splits) if self.is_dealt else given
-
     def start(self, array: Any, timeout_seconds: float | None = None) -> Handle:
         """Take the collective's place in the order of calls; ValueError for another kind of array, else as `Bound`."""
         self.check(array)
@@ -83,11 +79,15 @@ class SentCollective(ArrayBound):
         call: Call,
         like: Any,
         axis: int | None,
-        move: Callable[[Any, Any, Watch], Any],
+        move: Callable[..., Any],
         is_dealt: bool = False,
     ) -> None:
         super().__init__(ranks, call, like, axis, is_dealt)
         self._transport, self._move = ranks.transport, move
+
+    def with_splits(self, given: Any) -> Any:
+        """Return an array that was checked, with its splits if rows are dealt out.  Local."""
+        return (given[0] if type(given) is tuple else given, self._splits) if self.is_dealt else given
 
     def move(self, watch: Watch, array: Any) -> Any:
         return self._move(self._transport, self.with_splits(array), watch)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy
-
 from mpidist import arrays
 from mpidist.collectives.call import Call
 from mpidist.collectives.exchange import plain
@@ -40,33 +38,20 @@ class ArrayCollectives:
         """Return a new all_gather, or gather to `root`; ranks may differ in the length of `axis`."""
         like = self.checked(like)
         axis = plain.checked_axis(like, axis, "all_gather" if root is None else "gather")
-        move = partial(plain.gather, axis=axis, root=root)
-        on_device = self._on_device(like, axis, lambda host: self.bind_gather(host, axis, root), move)
-        if on_device is not None:
-            return on_device
         name = f"all_gather(axis={axis})" if root is None else f"gather(root={root}, axis={axis})"
         others = [-1 if index == axis else length for index, length in enumerate(like.shape)]
         call, segments = Call(name, [("", like.dtype, others)]), self._segments_for(like)
         if segments is None:
-            return SentCollective(self._ranks, call, like, axis, move)
+            return self.sent(call, like, axis, partial(plain.gather, axis=axis, root=root))
         readers = None if root is None else (root,)
         return NodeExchange(self._ranks, segments, call, like, self._results, axis=axis, readers=readers)
 
     def bind_broadcast(self, like: Any, root: int, in_place: bool = False) -> ArrayBound:
         """Return a new broadcast."""
         like = self.checked(like)
-        move = partial(_from_root, root=root, in_place=in_place)
-
-        def bind(host: Any) -> ArrayBound:
-            return self.bind_broadcast(host, root, in_place)
-
-        on_device = self._on_device(like, None, bind, move, in_place=in_place)
-        if on_device is not None:
-            return on_device
-        call = Call(f"broadcast(root={root})", [("", like.dtype, like.shape)])
-        segments = self._segments_for(like)
+        call, segments = Call(f"broadcast(root={root})", [("", like.dtype, like.shape)]), self._segments_for(like)
         if segments is None:
-            return SentCollective(self._ranks, call, like, None, move)
+            return self.sent(call, like, None, partial(_from_root, root=root, in_place=in_place))
         return NodeExchange(self._ranks, segments, call, like, self._results, source=root, in_place=in_place)
 
     def bind_reduce_scatter(self, like: Any, op: str) -> ArrayBound:
@@ -74,26 +59,20 @@ class ArrayCollectives:
         like = self.checked(like, "sum" if op == "mean" else op)
         plain.checked_axis(like, 0, "reduce_scatter")
         plan = build([("", like.dtype, tuple(like.shape))], op, ONE_PACK)
-        (bucket,), segments = plan.buckets, self._segments_for(like)
-        move, reduces = partial(plain.reduce_scatter, op=op, bucket=bucket), (bucket.dtype, plan.reduction)
-        on_device = self._on_device(like, None, lambda host: self.bind_reduce_scatter(host, op), move, reduces)
-        if on_device is not None:
-            return on_device
         call = Call(f"reduce_scatter({op})", [("", like.dtype, like.shape)])
+        (bucket,), segments = plan.buckets, self._segments_for(like)
         if segments is None or not Outbox(segments, self._ranks.rank).has_parts:
-            return SentCollective(self._ranks, call, like, None, move)
+            move = partial(plain.reduce_scatter, op=op, bucket=bucket)
+            return self.sent(call, like, None, move, reduces=(bucket.dtype, plan.reduction))
         return NodeReduceScatter(self._ranks, segments, call, like, (op, plan.reduction, bucket), self._results)
 
     def bind_all_to_all(self, like: Any) -> ArrayBound:
         """Return a new all_to_all: it returns the rows that this rank got, and how many each rank gave."""
         like = self.checked(like)
         plain.checked_axis(like, 0, "all_to_all")
-        on_device = self._on_device(like, 0, self.bind_all_to_all, plain.all_to_all)
-        if on_device is not None:
-            return on_device
         call, segments = Call("all_to_all", [("", like.dtype, [-1, *like.shape[1:]])]), self._segments_for(like)
         if segments is None or segments.segment_bytes <= 8 * self._ranks.size + 64:
-            return SentCollective(self._ranks, call, like, 0, plain.all_to_all, is_dealt=True)
+            return self.sent(call, like, 0, plain.all_to_all, is_dealt=True)
         return CountedExchange(self._ranks, segments, call, like, self._results, axis=0, is_dealt=True)
 
     def checked(self, array: Any, op: str | None = None) -> Any:
@@ -117,26 +96,20 @@ class ArrayCollectives:
             return root
         return plain.checked_rank(root, size, f"{name}: root")
 
-    def _on_device(
+    def sent(
         self,
+        call: Call,
         like: Any,
         axis: int | None,
-        bind: Callable[[Any], ArrayBound],
         move: Callable[..., Any],
+        is_dealt: bool = False,
         reduces: tuple[Any, str] | None = None,
-        in_place: bool = False,
-    ) -> ArrayBound | None:
-        """Return the collective of device arrays, None for other arrays.
-
-        ``bind(host array)`` is the same on the host; `move` and `reduces` as for `DeviceCollective`.
-        """
-        devices = self._ranks.devices
-        memory = devices.memory(like) if self._ranks.size > 1 else None
+    ) -> ArrayBound:
+        """Return a collective over messages, or that of device arrays, see `DeviceCollective`."""
+        memory = self._ranks.devices.memory(like) if self._ranks.size > 1 else None
         if memory is None:
-            return None
-        host = numpy.broadcast_to(numpy.zeros((), like.dtype), like.shape)
-        inner = bind(host.copy() if in_place else host)
-        return DeviceCollective(devices, self._ranks, memory, like, axis, inner, move, reduces, in_place)
+            return SentCollective(self._ranks, call, like, axis, move, is_dealt)
+        return DeviceCollective(self._ranks, memory, call, like, axis, move, is_dealt, reduces)
 
     def _segments_for(self, like: Any) -> Any:
         return None if arrays.is_device(like) else self._segments

@@ -506,8 +506,8 @@ class PointToPoint:
         if isinstance(array, numpy.ndarray):
             return array
         with self.turnstile:
-            what = f"send of {_described(array.dtype, array.shape)} to rank {to}"
-            return self._ranks.devices.on_host(array, what)
+            watch = self.control.watch(f"send of {_described(array.dtype, array.shape)} to rank {to}")
+            return self._ranks.devices.on_host(array, watch)
 
     def checked_peer(self, peer: int, verb: str, argument: str) -> int:
         """Return a rank as an int; ValueError unless there is such another rank.  Local."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from mpidist import arrays
-from mpidist.collectives.exchange.array_bound import ArrayBound
+from mpidist.collectives.call import Call
+from mpidist.collectives.exchange.array_bound import SentCollective
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces, segments
@@ -54,19 +55,18 @@ class DeviceWays:
 
         MissingDependencyError, on all ranks: `NCCL` was asked for, and cannot be used.
         """
-        if asked != STAGED and memory not in self._links:
+        if asked == STAGED:
+            return None
+        if memory not in self._links:
             self._links[memory] = memory.link(self._ranks.transport, watch)
-        answer = self._links.get(memory)
-        if asked == NCCL and isinstance(answer, str):
+        answer = self._links[memory]
+        if not isinstance(answer, str):
+            return answer
+        if asked == NCCL:
             with suppress(RankFailedError):  # nobody raises, and so fails, while others are on their way here
                 self._ranks.transport.exchange(b"", watch)
             raise MissingDependencyError(f"{self._ranks.control.own_name}: NCCL was asked for, and {answer}")
-        return self.known_link(memory, asked)
-
-    def known_link(self, memory: DeviceMemory, asked: str) -> Link | None:
-        """Return the same, if ranks have asked each other before; else None.  Local."""
-        answer = self._links.get(memory)
-        return None if asked == STAGED or isinstance(answer, str) else answer
+        return None
 
     def links(self) -> list[Link | str]:
         """Return what is known of the devices' own collectives, or why there are none.  Local."""
@@ -89,25 +89,26 @@ class DeviceWays:
             self._host = memory.host_buffer(nbytes, numpy.dtype(numpy.uint8))
         return self._host[:nbytes].view(dtype)
 
-    def on_host(self, array: Any, what: str) -> Any:
+    def on_host(self, array: Any, watch: Watch) -> Any:
         """Return an array in host memory, as it is if it is there already; waits as `to_host`.  Local."""
         memory = self.memory(array)
         if memory is None:
             return arrays.on_host(array)
         memory.enter((array,))
-        return self.to_host(memory, array, what)
+        return self.to_host(memory, array, watch)
 
-    def to_host(self, memory: DeviceMemory, array: Any, what: str) -> numpy.ndarray:
+    def to_host(self, memory: DeviceMemory, array: Any, watch: Watch) -> numpy.ndarray:
         """Return a copy of an array in host memory; waits with an eye on the other ranks.  Local."""
-        watch = self._ranks.control.watch(what)
         flat = array.reshape(-1) if array.flags.c_contiguous else array.copy().reshape(-1)
         host = self.host_buffer(memory, flat.size, array.dtype, watch)
         wait_for(memory.read(flat, host), watch)
         return host.reshape(array.shape).copy()
 
-    def to_device(self, memory: DeviceMemory, values: numpy.ndarray, target: Any) -> None:
+    def to_device(self, memory: DeviceMemory, values: numpy.ndarray, target: Any, watch: Watch) -> None:
         """Copy values of the host into a contiguous array, in the order of the current stream.  Local."""
-        host = self.host_buffer(memory, values.size, values.dtype, self._ranks.control.watch("a copy to the device"))
+        if not values.size:
+            return
+        host = self.host_buffer(memory, values.size, values.dtype, watch)
         host[...] = values.reshape(-1)
         self.written = memory.write(host, target.reshape(-1))
 
@@ -156,76 +157,56 @@ class DeviceReplay:
         self._host_reductions[length].run(watch, (piece,), (piece,))
 
 
-class DeviceCollective(ArrayBound):
-    """A collective of one array in device memory: by the device's own, else made on a copy in host memory.
+class DeviceCollective(SentCollective):
+    """A collective of one array in device memory: by the device's own, else over messages on a copy in host memory.
 
-    Arrays may differ in the length of `axis`; `inner` is the same for arrays of the host.  ``move(transport, array,
-    watch, link=link)`` returns the result by a link; if it reduces, then as `reduces`, a dtype and an operation.  With
-    `in_place` the result is written into the array.
+    ``move(transport, array, watch, link=link)`` returns the result by a link; if it reduces, then as `reduces`, a dtype
+    and an operation.  Without a link it returns that of a host array, which is the same array if it works in place.
     """
 
     def __init__(
         self,
-        ways: DeviceWays,
         ranks: Communicator,
         memory: DeviceMemory,
+        call: Call,
         like: Any,
         axis: int | None,
-        inner: ArrayBound,
         move: Callable[..., Any],
+        is_dealt: bool = False,
         reduces: tuple[numpy.dtype, str] | None = None,
-        in_place: bool = False,
     ) -> None:
-        super().__init__(ranks, inner.call.with_facts(memory_facts(like)), like, axis, inner.is_dealt)
-        self._ways, self._memory, self._inner, self._in_place = ways, memory, inner, in_place
-        self._transport, self._move, self._reduces = ranks.transport, move, reduces
+        super().__init__(ranks, call.with_facts(memory_facts(like)), like, axis, move, is_dealt)
+        self._ways, self._memory, self._reduces = ranks.devices, memory, reduces
         self._asked = ranks.control.settings.algorithm
-        self._like = arrays.empty(0, like.dtype, like)
-        self._given: Any = None
 
     def enter(self, given: Any) -> None:
         """Begin work on the array.  Local."""
         self._memory.enter((given[0] if isinstance(given, tuple) else given,))
 
     def fill(self, given: Any) -> bool:
-        """Copy the array to the host, and show a short one to the other ranks, unless there is a link.  Local."""
+        """Return True; ValueError for another kind of array.  Local."""
         self.check(given)
         self.enter(given)
-        if self._is_for(self._ways.known_link(self._memory, self._asked)):
-            return True
-        array = given[0] if isinstance(given, tuple) else given
-        host = self._ways.to_host(self._memory, array, self.call.what)
-        self._given = (host, self._splits) if self.is_dealt else host
-        return self._inner.fill(self._given)
+        return True
 
     def move(self, watch: Watch, given: Any) -> Any:
         """Move the values, and bring the results to the device."""
         link = self._ways.link(self._memory, self._asked, watch)
-        if self._is_for(link):
-            self.forget()  # what was copied before ranks knew of the link
+        if link is not None and (self._reduces is None or link.can_reduce(*self._reduces)):
             return self._move(self._transport, self.with_splits(given), watch, link=link)
-        host, self._given = self._given, None
-        result = self._inner.move(watch, host)
-        if self._in_place:
-            self._ways.to_device(self._memory, result, given)
-            return given
-        return self._back(result)
+        array = given[0] if isinstance(given, tuple) else given
+        host = self._ways.to_host(self._memory, array, watch)
+        result = self._move(self._transport, self.with_splits(host), watch)
+        if result is host:
+            self._ways.to_device(self._memory, host, array, watch)
+            return array
+        return self._back(result, array, watch)
 
-    def forget(self) -> None:
-        """Keep no copy.  Local."""
-        self._given = None
-        self._inner.forget()
-
-    def _is_for(self, link: Link | None) -> bool:
-        """Return whether there is a link that can do this."""
-        return link is not None and (self._reduces is None or link.can_reduce(*self._reduces))
-
-    def _back(self, result: Any) -> Any:
+    def _back(self, result: Any, like: Any, watch: Watch) -> Any:
         if isinstance(result, tuple):
-            return (self._back(result[0]), *result[1:])
+            return (self._back(result[0], like, watch), *result[1:])
         if result is None:
             return None
-        target = arrays.empty(result.shape, result.dtype, self._like)
-        if result.size:
-            self._ways.to_device(self._memory, result, target)
+        target = arrays.empty(result.shape, result.dtype, like)
+        self._ways.to_device(self._memory, result, target, watch)
         return target

@@ -1,15 +1,17 @@
 """Gathers, broadcasts, reduce-scatters and all_to_all of arrays in device memory: by a link, and staged."""
 
 import itertools
+import threading
 
 import ml_dtypes
 import numpy
 import pytest
 
+from mpidist import arrays
 from mpidist.arrays import as_host
-from mpidist.errors import CollectiveMismatchError, MissingDependencyError
+from mpidist.errors import CollectiveMismatchError, MissingDependencyError, RankFailedError
 from mpidist.testing import run_ranks
-from mpidist.testing.device import DeviceArray, PretendedLink, on_device, pretended_device
+from mpidist.testing.device import DeviceArray, PretendedLink, PretendedMemory, on_device, pretended_device
 from mpidist.world import world_communicator
 
 WHY = "the device has none"
@@ -263,6 +265,49 @@ def test_ranks_whose_arrays_lie_in_other_memory_are_told(way, verb, count):
             VERBS[verb](communicator, array)
 
     run_ranks(2, step)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_where_there_is_a_link_nothing_is_copied_to_the_host(monkeypatch, verb):
+    """From the first call on, in which ranks learn of it."""
+    copies = []
+    read = PretendedMemory.read
+    monkeypatch.setattr(PretendedMemory, "read", lambda self, *given: [copies.append(given), read(self, *given)][1])
+
+    def step():
+        for _ in range(3):
+            VERBS[verb](world_communicator(), on_device(numpy.ones(6)))
+
+    with pretended_device(""):
+        run_ranks(2, step)
+    assert not copies
+
+
+@pytest.mark.parametrize("verb", ["all_gather", "broadcast_copy", "reduce_scatter", "all_to_all"])
+def test_a_rank_without_room_for_its_result_ends_the_call_on_all(way, monkeypatch, verb):
+    empty, full = arrays.empty, set()
+
+    def empty_if_there_is_room(shape, dtype, like):
+        if threading.get_ident() in full:
+            raise MemoryError("the device is full")
+        return empty(shape, dtype, like)
+
+    monkeypatch.setattr(arrays, "empty", empty_if_there_is_room)
+
+    def step():
+        communicator, given = world_communicator(), on_device(numpy.ones(300))
+        VERBS[verb](communicator, given)
+        communicator.barrier()
+        if communicator.rank == 1:
+            full.add(threading.get_ident())
+            with pytest.raises(MemoryError, match="the device is full"):
+                VERBS[verb](communicator, given)
+        else:
+            with pytest.raises(RankFailedError):
+                for _ in range(2):  # what is only begun ends with the next call
+                    VERBS[verb](communicator, given)
+
+    run_ranks(3, step)
 
 
 @pytest.mark.parametrize(("algorithm", "calls"), [("auto", ["gather"]), ("staged", []), ("nccl", ["gather"])])
