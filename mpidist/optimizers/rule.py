@@ -263,7 +263,7 @@ class Rule(abc.ABC):
         return "formula" in own and family.update is Rule.update
 
     def in_formula(self, steps: Sequence[Step]) -> tuple[Formula, list[tuple[float, ...]]]:
-        """Return the formula, and of each step the numbers for update.cu, from `factor` on; once if all are one.  Local."""
+        """Return the formula, and the numbers of each step as `update.cu` has them; once those of all alike.  Local."""
         limit = math.inf if self.clipvalue is None else self.clipvalue
         numbers = []
         for step in steps if any(step is not steps[0] for step in steps) else steps[:1]:
