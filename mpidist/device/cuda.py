@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy
 
+from mpidist.arrays import wire_dtype
 from mpidist.device import nccl
 from mpidist.device.kernels import CHUNK, UPDATED, Formula, convert_text, update_text
 
@@ -175,11 +176,16 @@ class CudaUpdate:
         addresses = [[array.data.ptr for array in (self._parameters[each], *self._slots[each])] for each in members]
         return int(blocks.sum()), numpy.column_stack([blocks.cumsum() - blocks, sizes, addresses])
 
-    def run(self, formula: Formula, gradients: Sequence[Any], numbers: Sequence[Sequence[float]]) -> None:
-        """Update parameters and slots."""
+    def run(self, rule: Any, gradients: Sequence[Any], steps: Sequence[Any]) -> None:
+        """Update parameters and slots.
+
+        Gradients of another dtype become what is computed in: sums of 16 bits in float32 may not fit in 16.
+        """
+        formula, numbers = rule.in_formula(steps)
         self._memory.enter([*gradients, self._parameters[0]])
         for dtype, members, blocks, places in self._parts:
-            own = [cupy.ascontiguousarray(gradients[each], dtype) for each in members]
+            kind = dtype if all(gradients[each].dtype == dtype for each in members) else wire_dtype(dtype)
+            own = [cupy.ascontiguousarray(gradients[each], kind) for each in members]
             rows = [numbers[each] for each in members] if len(numbers) > 1 else numbers
             table = numpy.empty((len(own), places.shape[1] + 1 + len(rows[0])), numpy.int64)
             table[:, : places.shape[1]] = places
@@ -187,7 +193,7 @@ class CudaUpdate:
             table[:, places.shape[1] + 1 :] = numpy.array(rows, numpy.float64).view(numpy.int64)
             if blocks:
                 given = cupy.asarray(table), numpy.int32(len(own))
-                _update_kernel(formula, dtype)((blocks,), (_THREADS,), given)
+                _update_kernel(formula, dtype, kind)((blocks,), (_THREADS,), given)
 
 
 @cache
@@ -201,6 +207,6 @@ def _convert_kernel(apart: numpy.dtype, together: numpy.dtype) -> Any:
 
 
 @cache
-def _update_kernel(formula: Formula, dtype: numpy.dtype) -> Any:
+def _update_kernel(formula: Formula, parameter: numpy.dtype, gradient: numpy.dtype) -> Any:
     """Return the kernel, which rounds as often as NumPy."""
-    return cupy.RawKernel(update_text(formula, dtype), "update", ("--fmad=false",))
+    return cupy.RawKernel(update_text(formula, parameter, gradient), "update", ("--fmad=false",))

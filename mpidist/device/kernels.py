@@ -45,14 +45,15 @@ class Formula(NamedTuple):
     numbers: tuple[str, ...]
 
 
-def update_text(formula: Formula, parameter: Any) -> str:
-    """Return the kernel ``update`` for parameters of a dtype, and their gradients."""
+def update_text(formula: Formula, parameter: Any, gradient: Any) -> str:
+    """Return the kernel ``update`` for parameters of a dtype, and gradients of one."""
     slots, numbers = formula.slots, formula.numbers
     return _filled(
         "update.cu",
-        includes=_includes(parameter),
+        includes=_includes(parameter, gradient),
         real=_TYPES[wire_dtype(parameter).name],
         parameter=_TYPES[parameter.name],
+        gradient=_TYPES[gradient.name],
         chunk=CHUNK,
         batch=_BATCH,
         statement=formula.statement,
@@ -60,10 +61,13 @@ def update_text(formula: Formula, parameter: Any) -> str:
         slots_at=" ".join(f"real* __restrict__ {name}_at = tensor.{name} + first;" for name in slots),
         slots_of="".join(f", {name}_of[{_BATCH}]" for name in slots),
         slots_read=" ".join(f"{name}_of[k] = {name}_at[at];" for name in slots),
-        slots=" ".join(f"real {name} = {name}_of[k];" for name in slots),
-        slots_written=" ".join(f"{name}_at[at] = {name};" for name in slots),
+        slots="".join(f", {name}_of[k]" for name in slots),
+        slots_written=" ".join(f"{name}_at[at] = {name}_of[k];" for name in slots),
+        slot_parameters="".join(f", real& {name}" for name in slots),
         number_members=" ".join(f"double {name};" for name in numbers),
-        numbers=" ".join(f"const real {name} = (real)tensor.{name};" for name in numbers),
+        number_parameters="".join(f", const real {name}" for name in numbers),
+        numbers_read=" ".join(f"const real {name}_number = (real)tensor.{name};" for name in numbers),
+        numbers="".join(f", {name}_number" for name in numbers),
     )
 
 

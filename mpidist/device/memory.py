@@ -10,7 +10,6 @@ from mpidist import arrays
 if TYPE_CHECKING:
     import numpy
 
-    from mpidist.device.kernels import Formula
     from mpidist.runtime.watch import Watch
     from mpidist.transports.base import Transport
 
@@ -21,11 +20,10 @@ Arrived = Callable[[], bool]
 class JointUpdate(Protocol):
     """The steps of optimizers for some parameters, each with its slots, all at once."""
 
-    def run(self, formula: Formula, gradients: Sequence[Any], numbers: Sequence[Sequence[float]]) -> None:
-        """Update parameters and slots in place.  Local.
+    def run(self, rule: Any, gradients: Sequence[Any], steps: Sequence[Any]) -> None:
+        """Make a step for each parameter, in place, by a rule that has a formula.  Local.
 
-        `numbers` are those of each parameter, or once those of all: what its gradient is multiplied by, the share of
-        it that is taken away first, the value at which elements of gradients are cut off; then those of the formula.
+        `gradients` are arrays of any shape and dtype, in the order of their axes.
         """
 
 

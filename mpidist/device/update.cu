@@ -7,10 +7,16 @@ struct Tensor {
     long long block, size;  // the first block of threads that works on it; elements
     $parameter* parameter;
     $slot_members
-    const $parameter* gradient;
+    const $gradient* gradient;
     double factor, decay, limit;  // as in `Step` of the optimizers; elements of gradients are cut off at the limit
     $number_members
 };
+
+// A function, so that names of a formula do not meet those of the kernel.
+__device__ inline void apply(real& p, real g$slot_parameters$number_parameters)
+{
+    $statement
+}
 
 extern "C" __global__ void update(const Tensor* tensors, int count)
 {
@@ -23,10 +29,10 @@ extern "C" __global__ void update(const Tensor* tensors, int count)
     const long long first = (blockIdx.x - tensor.block) * $chunk;
     const int elements = (int)(tensor.size - first < $chunk ? tensor.size - first : $chunk);
     $parameter* __restrict__ parameter_at = tensor.parameter + first;
-    const $parameter* __restrict__ gradient_at = tensor.gradient + first;
+    const $gradient* __restrict__ gradient_at = tensor.gradient + first;
     $slots_at
     const real factor = (real)tensor.factor, decay = (real)tensor.decay, limit = (real)tensor.limit;
-    $numbers
+    $numbers_read
     for (int i = threadIdx.x; i < elements; i += $batch * blockDim.x) {
         real p_of[$batch], g_of[$batch]$slots_of;
         #pragma unroll
@@ -39,11 +45,10 @@ extern "C" __global__ void update(const Tensor* tensors, int count)
         for (int k = 0; k < $batch; k++) {
             const int at = i + k * blockDim.x;
             real p = p_of[k], g = g_of[k] * factor;
-            $slots
             if (g > limit) g = limit;
             if (g < -limit) g = -limit;
             if (decay != 0) p -= p * decay;
-            $statement
+            apply(p, g$slots$numbers);
             if (at < elements) {
                 parameter_at[at] = ($parameter)p;
                 $slots_written

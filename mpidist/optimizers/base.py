@@ -247,7 +247,8 @@ class Optimizer(Rule):
         Raises
         ------
         TypeError
-            A pair is not (gradient, variable), or a variable is not of a floating dtype.
+            A pair is not (gradient, variable); a variable is not of a floating dtype, or lies on a GPU and its gradient
+            on the host.
         ValueError
             If there is no gradient at all, a gradient's shape is not its variable's, or a variable comes twice.
         RuntimeError

@@ -89,17 +89,16 @@ def _foreign_text(variable: Any, strategy: Any) -> str:
 
 def _as_gradient(gradient: Any, variable: Any) -> Any:
     """Return the gradient as an array, or as rows, of its variable's kind and dtype."""
-    if isinstance(gradient, IndexedSlices):
-        return sparse.rows_of_variable(gradient, variable)
-    gradient = arrays.to_array(gradient)
-    if variable.one_copy is not None and arrays.is_device(gradient):
-        gradient = arrays.as_host(gradient)
-    if not (arrays.is_device(gradient) or issubclass(variable.array_type, numpy.ndarray)):
+    is_rows = isinstance(gradient, IndexedSlices)
+    values = gradient.values if is_rows else arrays.to_array(gradient)
+    if not (arrays.is_device(values) or issubclass(variable.array_type, numpy.ndarray)):
         raise TypeError(
-            f"the gradient for variable {variable.name!r} is a {arrays.kind_of(gradient).name} array in host memory, "
-            f"and the variable is a {arrays.kind_of(variable.live).name} array; copy the gradient there, as by "
-            "cupy.asarray"
+            f"the gradient for variable {variable.name!r} is a {arrays.kind_of(values).name} array in host memory, and "
+            f"the variable is a {arrays.kind_of(variable.live).name} array; copy the gradient there, as by cupy.asarray"
         )
+    if is_rows:
+        return sparse.rows_of_variable(gradient, variable)
+    gradient = arrays.as_host(values) if variable.one_copy is not None and arrays.is_device(values) else values
     if gradient.shape != variable.shape:
         raise ValueError(
             f"the gradient for variable {variable.name!r} has shape {gradient.shape}, expected {variable.shape}"

@@ -263,13 +263,13 @@ class Rule(abc.ABC):
         return "formula" in own and family.update is Rule.update
 
     def in_formula(self, steps: Sequence[Step]) -> tuple[Formula, list[tuple[float, ...]]]:
-        """Return the formula, and the numbers of each step for `JointUpdate.run`; once those of all alike.  Local."""
+        """Return the formula, and the numbers of each step as `update.cu` has them; once those of all alike.  Local."""
         limit = math.inf if self.clipvalue is None else self.clipvalue
         numbers = []
         for step in steps if any(step is not steps[0] for step in steps) else steps[:1]:
             statement, own = self.formula(step.coefficients)
             numbers.append((step.factor, step.decay, limit, *own.values()))
-        return Formula(statement, self.slot_names, tuple(own)), numbers
+        return Formula(statement, tuple(self.slot_names), tuple(own)), numbers
 
     def _update_block(self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], step: Step) -> None:
         """Apply the rule to one of the `_blocks`, with gradients that `_takes_unchanged`, in place.  Local."""

@@ -14,7 +14,6 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpidist import arrays
 from mpidist.device import memory
-from mpidist.device.kernels import Formula
 from mpidist.device.memory import Arrived, Link
 from mpidist.runtime.watch import Watch
 from mpidist.transports.base import Transport
@@ -256,31 +255,16 @@ class PretendedPacking:
 
 
 class PretendedUpdate:
-    """The steps of an optimizer for some parameters, by formulas of which each statement is one of Python, too."""
+    """The steps of an optimizer for some parameters, one by one."""
 
     def __init__(self, parameters: Sequence[DeviceArray], slots: Sequence[Sequence[DeviceArray]]) -> None:
         self._given = list(zip(parameters, slots, strict=True))
 
-    def run(self, formula: Formula, gradients: Sequence[DeviceArray], numbers: Sequence[Sequence[float]]) -> None:
+    def run(self, rule: Any, gradients: Sequence[DeviceArray], steps: Sequence[Any]) -> None:
         """Update parameters and slots."""
-        statements = formula.statement.replace("real ", "").split(";")
-        rows = numbers if len(numbers) > 1 else [*numbers] * len(gradients)
-        for (parameter, slots), gradient, (factor, decay, limit, *own) in zip(
-            self._given, gradients, rows, strict=True
-        ):
-            real = arrays.wire_dtype(parameter.dtype)
-            p, g = parameter._hidden.astype(real), gradient._hidden.reshape(-1).astype(real) * factor
-            names: dict[str, Any] = {
-                "p": p - p * decay if decay else p,
-                "g": np.clip(g, -limit, limit),
-                "sqrt": np.sqrt,
-                **dict(zip(formula.slots, map(_inside, slots), strict=True)),
-                **dict(zip(formula.numbers, own, strict=True)),
-            }
-            exec("\n".join(map(str.strip, statements)), names)
-            parameter[...] = DeviceArray(names["p"])
-            for slot, name in zip(slots, formula.slots, strict=True):
-                slot[...] = DeviceArray(names[name])
+        assert rule.has_formula, "a kernel is made of a formula"
+        for (parameter, slots), gradient, step in zip(self._given, gradients, steps, strict=True):
+            rule.update(parameter, gradient.reshape(-1), slots, step)
 
 
 class PretendedLink:

@@ -7,7 +7,7 @@ import pytest
 
 import mpidist
 from mpidist.arrays import as_host, is_device
-from mpidist.testing.device import on_device, pretended_device
+from mpidist.testing.device import PretendedUpdate, on_device, pretended_device
 from mpidist.world import world_communicator
 
 
@@ -208,11 +208,62 @@ def test_variables_of_several_dtypes_equal_those_of_one_process_on_the_host(name
             numpy.testing.assert_allclose(as_host(own), slot, rtol=precision, atol=precision)
 
 
+class _Doubled(mpidist.optimizers.Adam):
+    """A subclass with a rule of its own."""
+
+    def update_slice(self, parameter, gradient, slots, scratch, coefficients):
+        super().update_slice(parameter, gradient, slots, scratch, coefficients)
+        parameter -= gradient
+
+
+@pytest.mark.parametrize(
+    "make, how, launched",
+    [
+        (RULES["sgd"], {}, [7]),
+        (RULES["adamw"], {"rows": True}, [1] * 7),
+        (RULES["rmsprop"], {}, []),
+        (lambda: _Doubled(0.01), {}, []),
+    ],
+)
+def test_what_is_one_launch(make, how, launched, monkeypatch):
+    counts, run = [], PretendedUpdate.run
+    monkeypatch.setattr(PretendedUpdate, "run", lambda self, *given: counts.append(len(given[1])) or run(self, *given))
+    _updated(make, on_device, **how)
+    assert counts == launched * 3
+
+
+def _set_between_steps(place):
+    """Return two variables, the first momentum of one, and what both are after their arrays were set anew."""
+    variables = [mpidist.Variable(place(numpy.full(3, number + 1.0))) for number in range(2)]
+    optimizer = mpidist.optimizers.Adam(0.1)
+
+    def step(*members):
+        optimizer.apply_gradients([(place(numpy.arange(3.0)), variables[each]) for each in members])
+
+    step(0, 1)
+    state = {key: as_host(each).copy() if "/" in key else each for key, each in optimizer.state().items()}
+    step(0, 1)
+    variables[0].assign(place(numpy.full(3, 5.0)))
+    variables[1].restore(numpy.full(3, 7.0))
+    optimizer.restore(state)
+    step(1)
+    step(0, 1)
+    step(1, 0)
+    return [each.value for each in variables] + list(optimizer.slots(variables[0]).values())
+
+
+def test_what_is_set_between_steps_is_what_is_updated():
+    for found, expected in zip(_set_between_steps(on_device), _set_between_steps(numpy.array), strict=True):
+        numpy.testing.assert_allclose(as_host(found), as_host(expected), rtol=1e-14)
+
+
 def test_a_gradient_of_the_host_is_refused_for_a_variable_on_a_device():
     weights, optimizer = mpidist.Variable(on_device(numpy.ones(3))), mpidist.optimizers.SGD(0.5)
     optimizer.apply_gradients([(on_device(numpy.ones(3)), weights)])
     with pytest.raises(TypeError, match="gradient for variable '.*' is a numpy array in host .* is a pretended array"):
         optimizer.apply_gradients([(numpy.ones(3), weights)])
+    with pytest.raises(TypeError, match="gradient for variable '.*' is a numpy array in host .* is a pretended array"):
+        optimizer.apply_gradients([(mpidist.IndexedSlices(numpy.ones(1), numpy.array([1]), (3,)), weights)])
     assert as_host(weights.value).tolist() == [0.5] * 3
 
 

@@ -122,8 +122,7 @@ class LocalUpdates(Updates):
         joint = listed.joint_update(runs)
         if joint is not None and rule.has_formula:
             steps = [step_for(run.member, factors[run.member]) for own in runs for run in own]
-            formula, numbers = rule.in_formula(steps)
-            joint.run(formula, list(gradients_of(packs, runs)), numbers)
+            joint.run(rule, list(gradients_of(packs, runs)), steps)
         else:
             for pack, own in zip(packs, runs, strict=True):
                 values = rule._scratch.flat(pack.values)

@@ -37,8 +37,7 @@ def update_part(
     if joint is None:
         rule.update(own, flat, own_slots, step)
     else:
-        formula, numbers = rule.in_formula([step])
-        joint.run(formula, [flat], numbers)
+        joint.run(rule, [flat], [step])
 
 
 def _updates_rows(rule: Rule, gradient: Any, step: Step) -> bool:

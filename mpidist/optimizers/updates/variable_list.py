@@ -112,11 +112,9 @@ class VariableList:
     def joint_update(self, runs: list[list[Run]]) -> JointUpdate | None:
         """Return the update of all runs at once, where their memory has such a thing; `runs` are as `runs` returned."""
         if self._joint[0] is not runs:
-            every = [run for own in runs for run in own]
-            parameters, memories = [run.parameter for run in every], {memory_of(run.parameter) for run in every}
-            memory = memories.pop() if len(memories) == 1 else None
-            known = None if memory is None else memory.joint_update(parameters, [run.slots for run in every])
-            self._joint = runs, known
+            parameters, slots = zip(*((run.parameter, run.slots) for own in runs for run in own), strict=True)
+            memory = memory_of(parameters[0]) if len(self._types) == 1 else None
+            self._joint = runs, None if memory is None else memory.joint_update(parameters, slots)
         return self._joint[1]
 
     def _cut(self, pack: Packed, slots: Slots, likeness: Sequence[Any]) -> Iterator[Run]:

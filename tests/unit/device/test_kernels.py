@@ -127,9 +127,8 @@ def test_one_launch_has_the_bits_of_numpy(kernels, name, dtype, decays):
         gradients = [random.normal(size=size).astype(dtype) for size in SIZES]
         for update in zip(parameters, gradients, slots, steps, strict=True):
             rule.update(*update)
-        formula, numbers = rule.in_formula(steps)
-        assert len(numbers) == len(decays)
-        joint.run(formula, list(map(on_card, gradients)), numbers)
+        assert len(rule.in_formula(steps)[1]) == len(decays)
+        joint.run(rule, list(map(on_card, gradients)), steps)
     assert kernels.launched == ["update"] * 3
     for expected, found in zip([*parameters, *sum(slots, [])], [*own, *sum(own_slots, [])], strict=True):
         assert found.dtype == expected.dtype
@@ -140,16 +139,40 @@ def test_each_dtype_is_a_launch_and_gradients_of_another_are_converted(kernels):
     pairs = [("f4", "f4"), ("f8", "f8"), ("f4", "f2"), ("f2", "f4"), ("f8", "i4")]
     parameters = [on_card(numpy.ones((2, 3), own)) for own, _ in pairs]
     gradients = [on_card(numpy.arange(6).reshape(3, 2).astype(other)).T for _, other in pairs]
-    formula, numbers = SGD(0.5).in_formula([Step((0.5,))] * len(pairs))
-    kernels.memory.joint_update([each.reshape(-1) for each in parameters], [[]] * 5).run(formula, gradients, numbers)
+    joint = kernels.memory.joint_update([each.reshape(-1) for each in parameters], [[]] * 5)
+    joint.run(SGD(0.5), gradients, [Step((0.5,))] * len(pairs))
     assert [each.tolist() for each in parameters] == [[[1, 0, -1], [0.5, -0.5, -1.5]]] * len(pairs)
     assert len(kernels.launched) == 3
 
 
+def test_a_sum_of_16_bits_in_float32_is_not_cut_down_before_it_is_scaled(kernels):
+    """As of micro-batches under a loss scale: 1e5 is no float of 16 bits."""
+    parameters = [on_card(numpy.zeros(3, "f2")), on_card(numpy.zeros(2, "f2"))]
+    gradients = [on_card(numpy.full(3, 1e5, "f4")), on_card(numpy.full(2, 2, "f2"))]
+    steps = [Step((1.0,), 2e-5), Step((1.0,), 0.5)]
+    kernels.memory.joint_update(parameters, [[], []]).run(SGD(1.0), gradients, steps)
+    assert [each.tolist() for each in parameters] == [[-2] * 3, [-1] * 2]
+    assert kernels.launched == ["update"]
+
+
+def test_names_of_a_formula_are_not_those_of_the_kernel(kernels):
+    class Own(SGD):
+        slot_names = ("at",)
+
+        def formula(self, coefficients):
+            return "real elements = g * k; at = elements; p -= i * elements;", {"k": coefficients[0], "i": 2.0}
+
+    rule, (parameter, slot) = Own(0.5), [on_card(numpy.zeros(CHUNK + 3, "f4")) for _ in range(2)]
+    rule.slot_names = Own.slot_names
+    gradient = on_card(numpy.arange(CHUNK + 3, dtype="f4"))
+    kernels.memory.joint_update([parameter], [[slot]]).run(rule, [gradient], [Step((0.5,))])
+    numpy.testing.assert_array_equal(slot, gradient / 2)
+    numpy.testing.assert_array_equal(parameter, -gradient)
+
+
 def test_what_the_kernel_does_not_take_or_is_empty_is_not_launched(kernels):
     assert kernels.memory.joint_update([on_card(numpy.ones(3, "i4")), on_card(numpy.ones(3))], [[], []]) is None
-    formula, numbers = SGD(0.5).in_formula([Step((0.5,))])
-    kernels.memory.joint_update([on_card([])], [[]]).run(formula, [on_card([])], numbers)
+    kernels.memory.joint_update([on_card([])], [[]]).run(SGD(0.5), [on_card([])], [Step((0.5,))])
     assert not kernels.launched
 
 
