@@ -56,7 +56,7 @@ class Link(Protocol):
     def reduce_parts(self, buffer: Any, op: str, bounds: Sequence[int], watch: Watch) -> None:
         """Reduce for each rank its part, in place; the rest of the array is undefined then.  Collective."""
 
-    def broadcast(self, buffer: Any, root: int, watch: Watch) -> None:
+    def from_root(self, buffer: Any, root: int, watch: Watch) -> None:
         """Give all ranks the array of rank `root`, in place; any dtype.  Collective."""
 
     def gather(self, joined: Any, bounds: Sequence[int], watch: Watch) -> None:

@@ -91,7 +91,7 @@ class Nccl:
             calls = [("reduce", at, at, count * factor, *how, rank) for rank, (at, count) in enumerate(parts) if count]
         self._begin(f"reduce_scatter({op})", calls, watch)
 
-    def broadcast(self, buffer: Any, root: int, watch: Watch) -> None:
+    def from_root(self, buffer: Any, root: int, watch: Watch) -> None:
         """Give all ranks the bytes of rank `root`."""
         address = buffer.data.ptr
         call = ("broadcast", address, address, buffer.nbytes, _constant(_BYTE), root)

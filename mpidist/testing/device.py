@@ -293,9 +293,9 @@ class PretendedLink:
         buffer._hidden.view(np.uint8)[...] = 0xAA
         buffer._hidden[own] = found[own]
 
-    def broadcast(self, buffer: DeviceArray, root: int, watch: Watch) -> None:
+    def from_root(self, buffer: DeviceArray, root: int, watch: Watch) -> None:
         """Give all ranks the array of rank `root`, in place."""
-        self._agree("broadcast", watch, buffer, root)
+        self._agree("from_root", watch, buffer, root)
         is_root = self._transport.rank == root
         raw = self._transport.exchange(buffer._hidden.tobytes() if is_root else b"", watch)[root]
         buffer._hidden[...] = np.frombuffer(raw, buffer.dtype)

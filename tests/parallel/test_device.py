@@ -57,7 +57,7 @@ def test_the_other_collectives(device):
     numpy.testing.assert_array_equal(as_host(share), size * numpy.arange(100_000.0)[start:stop])
     names = [name for link in communicator.devices.links() if not isinstance(link, str) for name in link.calls]
     if device == "linked" and size > 1:
-        assert names == ["gather", "exchange", "exchange", "broadcast", "broadcast", "reduce_parts"]
+        assert names == ["gather", "exchange", "exchange", "from_root", "from_root", "reduce_parts"]
     else:
         assert not names
 

@@ -17,7 +17,7 @@ class MessageLink:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def broadcast(self, buffer: Any, root: int, watch: Watch) -> None:
+    def from_root(self, buffer: Any, root: int, watch: Watch) -> None:
         """Give all ranks the array of rank `root`."""
         Executor(schedule_of("broadcast", "binomial"), self._transport, buffer, root=root).run(watch)
 

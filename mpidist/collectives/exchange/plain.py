@@ -124,7 +124,7 @@ def bounds_of(lengths: Sequence[int]) -> list[int]:
 def from_root(transport: Transport, array: Any, root: int, watch: Watch, link: Link | None = None) -> None:
     """Give all ranks the array of rank `root`, in place."""
     if transport.size > 1 and array.size:
-        (link or MessageLink(transport)).broadcast(array.reshape(-1), root, watch)
+        (link or MessageLink(transport)).from_root(array.reshape(-1), root, watch)
 
 
 def checked_splits(rows: int, splits: Sequence[int] | None, size: int) -> list[int]:

@@ -70,7 +70,7 @@ def test_a_broadcast(way, size, dtype):
             check(given, values(shape, root, dtype))
         return calls_of(communicator)
 
-    assert run_ranks(size, step) == [made(way, size, *["broadcast"] * 9)] * size
+    assert run_ranks(size, step) == [made(way, size, *["from_root"] * 9)] * size
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -335,8 +335,8 @@ def test_nccl_that_cannot_be_used_is_an_error_on_all_ranks(monkeypatch):
 
 
 MISUSES = {
-    "other roots": (lambda link, rank, array, watch: link.broadcast(array, rank, watch), "different calls"),
-    "other lengths": (lambda link, rank, array, watch: link.broadcast(array[: 4 - rank], 0, watch), "different calls"),
+    "other roots": (lambda link, rank, array, watch: link.from_root(array, rank, watch), "different calls"),
+    "other lengths": (lambda link, rank, array, watch: link.from_root(array[: 4 - rank], 0, watch), "different calls"),
     "other bounds": (lambda link, rank, array, watch: link.gather(array, [0, 1 + rank, 4], watch), "different calls"),
     "a part is missing": (lambda link, rank, array, watch: link.gather(array, [0, 1, 3], watch), "are not the array"),
     "too long": (
@@ -344,7 +344,7 @@ MISUSES = {
         "ranks sent .*32.* bytes, .*24.* were expected",
     ),
     "another order": (
-        lambda link, rank, array, watch: link.exchange({}, {}, watch) if rank else link.broadcast(array, 0, watch),
+        lambda link, rank, array, watch: link.exchange({}, {}, watch) if rank else link.from_root(array, 0, watch),
         "different calls",
     ),
 }
