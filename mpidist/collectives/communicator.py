@@ -171,12 +171,14 @@ class Communicator:
         scale: float | None = None,
         kind: Any = None,
         scratch: Scratch | None = None,
+        prescale: float | None = None,
     ) -> BucketReduction:
         """Return the reduction of a bucket.  Local.
 
         `dtypes` are those of the sources, of what is added, and of the targets; reduced values are multiplied by
         `scale`.  `kind` is an array of the kind that is reduced, by default NumPy's.  Buckets are packed into
-        `scratch`; those that are reduced one after the other may share it.
+        `scratch`; those that are reduced one after the other may share it.  `prescale` is for values of a device only,
+        which are multiplied while they are packed.
         """
         bound = self._memory.reduction(way, sources, targets, dtypes, op, scale)
         if bound is not None:
@@ -186,7 +188,8 @@ class Communicator:
         replay = self._replay(sources.elements, dtypes[1], kind, op, way.algorithm)
         # MPI's own all-reduce is quicker where values and results lie apart.
         is_apart = isinstance(replay, Native) and not arrays.is_device(kind)
-        packed = bind_packed(replay, kind, sources, targets, dtypes, scale, is_apart, scratch, self.observer)
+        like = kind, sources, targets, dtypes, scale, is_apart, scratch, self.observer, prescale
+        packed = bind_packed(replay, *like)
         return self.observer.reduction(packed)
 
     def _replay(self, elements: int, dtype: numpy.dtype, kind: Any, op: str, algorithm: str) -> Replay:

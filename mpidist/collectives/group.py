@@ -82,16 +82,16 @@ class GroupCommunicator(Communicator):
         axis = plain.checked_axis(array, axis)
         others = [-1 if index == axis else length for index, length in enumerate(array.shape)]
         name = f"all_gather(axis={axis}) inside replicas"
-        call = Call(name, [("", array.dtype, [-1] * array.ndim)])
-        bound = self._arrays.sent(call, array, axis, partial(plain.gather, axis=axis))
+        inside = Call(name, [("", array.dtype, others)])
+        bound = self._arrays.sent(inside, array, axis, partial(plain.gather, axis=axis))
         bound.enter(array)
 
         def move(watch: Watch) -> Any:
             if self.size > 1:
-                self._compare(Call(name, [("", array.dtype, others), *memory_facts(array)]), paths, watch)
+                self._compare(bound.call, paths, watch)
             return bound.move(watch, array)
 
-        return Once(self, call, move)(None)
+        return Once(self, Call(name, [("", array.dtype, [-1] * array.ndim)]), move)(None)
 
     def broadcast_here(self, array: Any, root: int) -> Any:
         """Return the array of rank `root` of the group; what the others give, None included, does not matter.

@@ -8,13 +8,13 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpidist.cluster.launchers import family
+from mpidist.cluster.programs import answer
 from mpidist.commands.job_control import VERBS, submit
 from mpidist.commands.launch.probe import probe_mpi
 from mpidist.commands.parser import Parser
@@ -88,9 +88,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _submit(request: Request, path: str) -> int:
     """Submit the script, and say how the job is looked after."""
-    job = submit(request, path)
+    job, is_known = submit(request, path)
     print(f"mpidist job: submitted {path} as job {job.job}; its output: {job.output}")
-    print(f"mpidist job: mpidist job status {job.job}, mpidist job logs -f {job.job}, mpidist job cancel {job.job}")
+    if is_known:
+        print(f"mpidist job: mpidist job status {job.job}, mpidist job logs -f {job.job}, mpidist job cancel {job.job}")
     return 0
 
 
@@ -202,16 +203,6 @@ def _problem(command: Sequence[str], text: str) -> str:
     """Return what a program says about the script in its standard input; empty where it finds no fault."""
     if shutil.which(command[0]) is None:
         return ""
+    _, faults = answer(command, _PATIENCE, text)
     shown = " ".join(word for word in command if word not in ("-", "/dev/stdin"))
-    try:
-        done = subprocess.run(
-            command, input=text, capture_output=True, encoding="utf-8", errors="backslashreplace", timeout=_PATIENCE
-        )
-    except subprocess.TimeoutExpired:
-        return f"{shown} did not answer within {_PATIENCE:g} s"
-    except OSError as error:
-        return f"{shown} cannot be started: {error.strerror}"
-    if done.returncode == 0:
-        return ""
-    lines = (done.stderr + done.stdout).strip().splitlines() or [f"status {done.returncode}"]
-    return f"{shown}: {'; '.join(line.strip() for line in lines[-3:] if line.strip())}"
+    return f"{shown}: {'; '.join(line.strip() for line in faults[-3:] if line.strip())}" if faults else ""

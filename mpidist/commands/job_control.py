@@ -6,13 +6,14 @@ import glob
 import json
 import os
 import re
-import subprocess
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from mpidist.cluster.programs import answer
 from mpidist.commands.parser import Parser
 from mpidist.commands.quantities import table
 from mpidist.jobs.request import Request
@@ -29,8 +30,11 @@ _SHOWN = 10
 _ENDED = "ended"
 
 
-def submit(request: Request, script: str) -> SubmittedJob:
-    """Submit a script, and keep a record of the job; ValueError where the scheduler does not take it."""
+def submit(request: Request, script: str) -> tuple[SubmittedJob, bool]:
+    """Submit a script, and return the job, and whether there is a record of it.
+
+    ValueError where the scheduler does not take it.
+    """
     scheduler = SCHEDULERS[request.scheduler]
     text = Path(script).read_text("utf-8") if scheduler.reads_script else None
     words = [*scheduler.submit, *([] if scheduler.reads_script else [script])]
@@ -44,27 +48,20 @@ def submit(request: Request, script: str) -> SubmittedJob:
     try:
         remember(job, path)
     except OSError as error:  # it is submitted all the same, and nobody is to do it again
-        lost = f"status, logs and cancel of mpidist do not know job {number}"
+        lost = f"mpidist job cannot look after job {number}: end it by {' '.join([*scheduler.cancel, number])}"
         print(f"mpidist job: warning: {path} cannot be written ({error.strerror}): {lost}", file=sys.stderr)
-    return job
+        return job, False
+    return job, True
 
 
 def _ask(words: Sequence[str], text: str | None = None) -> str:
     """Return what a scheduler's program prints; ValueError with its errors where it fails."""
-    try:
-        done = subprocess.run(
-            words, input=text, capture_output=True, encoding="utf-8", errors="backslashreplace", timeout=_PATIENCE
-        )
-    except FileNotFoundError:
-        raise ValueError(f"there is no program {words[0]!r} here; submit where the scheduler's programs are") from None
-    except OSError as error:
-        raise ValueError(f"{words[0]} cannot be started: {error.strerror}") from None
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"{words[0]} did not answer within {_PATIENCE:g} s") from None
-    if done.returncode != 0:
-        said = (done.stderr + done.stdout).strip() or f"status {done.returncode}"
-        raise ValueError(f"{words[0]}: {said}")
-    return done.stdout
+    if shutil.which(words[0], os.F_OK) is None:
+        raise ValueError(f"there is no program {words[0]!r} here; submit where the scheduler's programs are")
+    printed, faults = answer(words, _PATIENCE, text)
+    if faults:
+        raise ValueError(f"{words[0]}: " + "\n".join(faults))
+    return printed
 
 
 def state_of(job: SubmittedJob) -> tuple[str, str]:

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import finalize
 
 import cupy
 import numpy
 
 from mpidist.arrays import wire_dtype
 from mpidist.device import nccl
-from mpidist.device.kernels import CHUNK, UPDATED, Formula, convert_text, update_text
+from mpidist.device.answers import Answer
+from mpidist.device.kernels import (
+    CHUNK,
+    MULTIPLIED,
+    THREADS,
+    UPDATED,
+    Formula,
+    convert_text,
+    judge_text,
+    measure_text,
+    update_text,
+)
 
 if TYPE_CHECKING:
+    from mpidist.device.answers import Limits
     from mpidist.device.memory import Arrived, Link
     from mpidist.runtime.watch import Watch
     from mpidist.transports.base import Transport
 
 #: Bytes that one block of threads copies.
 _CHUNK_BYTES = 1 << 15
-_THREADS = 256
+#: Bytes of a double.
+_DOUBLE = 8
 
 #: What CUDA says of an event: it has happened; it has not yet.  All else is an error.
 _SUCCESS, _NOT_READY = 0, 600
@@ -36,6 +51,8 @@ class CudaMemory:
 
     def __init__(self) -> None:
         self._stream: Any = None
+        # Pinned memory that is still written to, which must not be handed out again.
+        self._reads: deque[tuple[Arrived, numpy.ndarray]] = deque()
 
     def enter(self, tensors: Sequence[Any]) -> None:
         """Begin work on some arrays, behind the work that was begun before, in whichever stream that was."""
@@ -47,11 +64,16 @@ class CudaMemory:
                 f"got an array on GPU {other} while GPU {device} is this rank's current one; a rank works on one GPU: "
                 f"make the array there, or select the other with cupy.cuda.Device({other}).use()"
             )
-        before, self._stream = self._stream, current
-        if before is not None and before != current:
+        self._order(current)
+        self._stream = current
+
+    def _order(self, stream: Any) -> None:
+        """Order a stream behind the work that was begun before."""
+        before = self._stream
+        if before is not None and before != stream:
             event = cupy.cuda.Event(disable_timing=True)
             event.record(before)
-            current.wait_event(event)
+            stream.wait_event(event)
 
     def host_buffer(self, elements: int, dtype: Any) -> numpy.ndarray:
         """Return pinned memory."""
@@ -60,17 +82,26 @@ class CudaMemory:
 
     def read(self, source: Any, target: numpy.ndarray) -> Arrived:
         """Begin to copy a device array into pinned memory."""
-        source.get(out=target, blocking=False)
-        return _recorded()
+        source.data.copy_to_host_async(target.ctypes.data, target.nbytes)
+        arrived = _recorded()
+        while self._reads and self._reads[0][0]():
+            self._reads.popleft()
+        self._reads.append((arrived, target))
+        return arrived
 
     def write(self, source: numpy.ndarray, target: Any) -> Arrived:
         """Begin to copy pinned memory into a device array."""
         target.set(source)
         return _recorded()
 
+    def kept(self, array: Any) -> Any:
+        """Return an array made in the current stream: CuPy hands its memory out again in the order of that one."""
+        finalize(array, self._order, cupy.cuda.get_current_stream()).atexit = False
+        return array
+
     def packing(self, offsets: Sequence[int]) -> CudaPacking:
         """Return the packing of tensors."""
-        return CudaPacking(offsets)
+        return CudaPacking(self, offsets)
 
     def spans(self, tensors: Sequence[Any]) -> list[tuple[int, int]]:
         """Return address and bytes of each array."""
@@ -107,43 +138,49 @@ class CudaPacking:
     `offsets`: where each begins, in elements; one more for the end.
     """
 
-    def __init__(self, offsets: Sequence[int]) -> None:
-        self._offsets = tuple(offsets)
+    def __init__(self, memory: CudaMemory, offsets: Sequence[int]) -> None:
+        self._memory, self._offsets = memory, tuple(offsets)
         self._chunks: dict[int, Any] = {}
-        self._given: tuple[int, list[int]] | None = None  # stream, and the addresses of `_addresses`
+        self._given: list[int] = []  # the addresses of `_addresses`
         self._addresses: Any = None
 
-    def pack(self, tensors: Sequence[Any], flat: Any) -> None:
-        """Copy tensors into the flat array."""
+    def pack(self, tensors: Sequence[Any], flat: Any, factor: float | None = None) -> None:
+        """Copy tensors into the flat array, multiplied."""
         if len(tensors) == 1:
-            flat[...] = tensors[0].reshape(-1)
+            _copy(tensors[0].reshape(-1), flat, factor, flat.dtype)
+        elif factor is not None and flat.dtype.name not in MULTIPLIED:
+            self._move(tensors, flat, None, is_back=False)
+            _copy(flat, flat, factor, flat.dtype)
         else:
-            self._move(tensors, flat, is_back=False)
+            self._move(tensors, flat, factor, is_back=False)
 
-    def unpack(self, flat: Any, tensors: Sequence[Any]) -> None:
-        """Copy the flat array into tensors."""
+    def unpack(self, flat: Any, tensors: Sequence[Any], factor: float | None = None) -> None:
+        """Copy the flat array into tensors, multiplied."""
         if len(tensors) == 1:
-            tensors[0].reshape(-1)[...] = flat
+            _copy(flat, tensors[0].reshape(-1), factor, flat.dtype)
+        elif factor is not None and flat.dtype.name not in MULTIPLIED:
+            _copy(flat, flat, factor, flat.dtype)
+            self._move(tensors, flat, None, is_back=True)
         else:
-            self._move(tensors, flat, is_back=True)
+            self._move(tensors, flat, factor, is_back=True)
 
-    def _move(self, tensors: Sequence[Any], flat: Any, is_back: bool) -> None:
+    def _move(self, tensors: Sequence[Any], flat: Any, factor: float | None, is_back: bool) -> None:
         if not tensors:
             return
-        own, is_alike = tensors[0].dtype, tensors[0].dtype == flat.dtype
-        chunks = self._chunks_of(flat.itemsize if is_alike else 1)
-        if len(chunks):
-            kernel = _move_kernel() if is_alike else _convert_kernel(own, flat.dtype)
-            kernel((len(chunks),), (_THREADS,), (self._table(tensors), chunks, flat.data.ptr, numpy.int32(is_back)))
+        own, as_bytes = tensors[0].dtype, factor is None and tensors[0].dtype == flat.dtype
+        chunks = self._chunks_of(flat.itemsize if as_bytes else 1)
+        if not len(chunks):
+            return
+        kernel = _move_kernel() if as_bytes else _convert_kernel(own, flat.dtype, factor is not None)
+        numbers = () if as_bytes else (numpy.float64(1 if factor is None else factor),)
+        places = self._table(tensors), chunks, flat.data.ptr, numpy.int32(is_back)
+        kernel((len(chunks),), (THREADS,), (*places, *numbers))
 
     def _table(self, tensors: Sequence[Any]) -> Any:
-        """Return the tensors' addresses on the device.
-
-        A table belongs to the stream on which it was made: CuPy hands its memory out again in the order of that one.
-        """
-        given = cupy.cuda.get_current_stream().ptr, [each.data.ptr for each in tensors]
+        """Return the tensors' addresses on the device."""
+        given = [each.data.ptr for each in tensors]
         if given != self._given:
-            self._given, self._addresses = given, cupy.asarray(numpy.array(given[1], numpy.uint64))
+            self._given, self._addresses = given, self._memory.kept(cupy.asarray(numpy.array(given, numpy.uint64)))
         return self._addresses
 
     def _chunks_of(self, itemsize: int) -> Any:
@@ -154,8 +191,24 @@ class CudaPacking:
                 for tensor, (first, last) in enumerate(pairwise(self._offsets))
                 for start in range(0, (last - first) * itemsize, _CHUNK_BYTES)
             ]
-            self._chunks[itemsize] = cupy.asarray(numpy.array(rows, numpy.int64).reshape(-1, 4))
+            table = cupy.asarray(numpy.array(rows, numpy.int64).reshape(-1, 4))
+            self._chunks[itemsize] = self._memory.kept(table)
         return self._chunks[itemsize]
+
+
+class _Part(NamedTuple):
+    """The parameters of a dtype.
+
+    `members` are their positions.  Each has a row in the table for update.cu; what does not change of it is in `begins`
+    and `addresses`.  `blocks` of threads update them; those of the parts before this one are `before`.
+    """
+
+    dtype: numpy.dtype
+    members: list[int]
+    begins: numpy.ndarray
+    addresses: numpy.ndarray
+    blocks: int
+    before: int
 
 
 class CudaUpdate:
@@ -166,34 +219,90 @@ class CudaUpdate:
         self._memory, self._parameters, self._slots = memory, parameters, slots
         positions: dict[numpy.dtype, list[int]] = {}
         for position, parameter in enumerate(parameters):
-            positions.setdefault(parameter.dtype, []).append(position)
-        self._parts = [(dtype, members, *self._places(members)) for dtype, members in positions.items()]
+            if parameter.size:
+                positions.setdefault(parameter.dtype, []).append(position)
+        self._parts: list[_Part] = []
+        for dtype, members in positions.items():
+            self._parts.append(self._part(dtype, members))
+        self._spans: dict[bool, Any] = {}
 
-    def _places(self, members: Sequence[int]) -> tuple[int, numpy.ndarray]:
-        """Return how many blocks of threads there are, and what does not change of each `Tensor` of update.cu."""
+    def _part(self, dtype: numpy.dtype, members: list[int]) -> _Part:
         sizes = numpy.array([self._parameters[each].size for each in members])
         blocks = -(-sizes // CHUNK)
         addresses = [[array.data.ptr for array in (self._parameters[each], *self._slots[each])] for each in members]
-        return int(blocks.sum()), numpy.column_stack([blocks.cumsum() - blocks, sizes, addresses])
+        begins = numpy.column_stack([blocks.cumsum() - blocks, sizes])
+        return _Part(dtype, members, begins, numpy.array(addresses, numpy.int64), int(blocks.sum()), self._blocks)
 
-    def run(self, rule: Any, gradients: Sequence[Any], steps: Sequence[Any]) -> None:
+    @property
+    def _blocks(self) -> int:
+        """The blocks of threads of all parts."""
+        return sum(part.blocks for part in self._parts)
+
+    def run(
+        self, rule: Any, gradients: Sequence[Any], steps: Sequence[Any], limits: Limits | None = None
+    ) -> Answer | None:
         """Update parameters and slots.
 
         Gradients of another dtype become what is computed in: sums of 16 bits in float32 may not fit in 16.
         """
         formula, numbers = rule.in_formula(steps)
         self._memory.enter([*gradients, self._parameters[0]])
-        for dtype, members, blocks, places in self._parts:
-            kind = dtype if all(gradients[each].dtype == dtype for each in members) else wire_dtype(dtype)
-            own = [cupy.ascontiguousarray(gradients[each], kind) for each in members]
-            rows = [numbers[each] for each in members] if len(numbers) > 1 else numbers
-            table = numpy.empty((len(own), places.shape[1] + 1 + len(rows[0])), numpy.int64)
-            table[:, : places.shape[1]] = places
-            table[:, places.shape[1]] = [each.data.ptr for each in own]
-            table[:, places.shape[1] + 1 :] = numpy.array(rows, numpy.float64).view(numpy.int64)
-            if blocks:
-                given = cupy.asarray(table), numpy.int32(len(own))
-                _update_kernel(formula, dtype, kind)((blocks,), (_THREADS,), given)
+        tables = [(part, *_table(part, gradients, numbers)) for part in self._parts]
+        verdict = None if limits is None else self._verdict(tables, limits)
+        left_out, shrinkages, is_each = 0, 0, limits is not None and limits.is_each
+        if verdict is not None:
+            left_out, shrinkages = verdict.data.ptr, verdict.data.ptr + verdict.itemsize
+        for part, table, own in tables:
+            kernel = _update_kernel(formula, part.dtype, own[0].dtype)
+            given = table, numpy.int32(len(own)), left_out, shrinkages, numpy.int32(is_each)
+            kernel((part.blocks,), (THREADS,), given)
+            shrinkages += len(own) * _DOUBLE if is_each else 0
+        return self._answer(verdict) if limits is not None and limits.skips_nonfinite else None
+
+    def _verdict(self, tables: Sequence[tuple[_Part, Any, Any]], limits: Limits) -> Any:
+        """Return what judge.cu makes of gradients."""
+        spans, found = self._spans_of(limits.is_each), cupy.empty(2 * self._blocks)
+        squares, faults = found.data.ptr, found.data.ptr + self._blocks * _DOUBLE
+        for part, table, own in tables:
+            before = part.before * _DOUBLE
+            given = table, numpy.int32(table.shape[1]), numpy.int32(len(own)), squares + before, faults + before
+            _measure_kernel(own[0].dtype)((part.blocks,), (THREADS,), given)
+        verdict = cupy.empty(len(spans))
+        asked = numpy.float64(limits.factor), numpy.float64(limits.norm or 0), numpy.int32(limits.skips_nonfinite)
+        _judge_kernel()((len(spans),), (THREADS,), (spans, squares, faults, *asked, verdict))
+        return verdict
+
+    def _spans_of(self, is_each: bool) -> Any:
+        """Return the blocks of all gradients; then those of each, or again of all, whose norm is wanted."""
+        if is_each not in self._spans:
+            rows = [(0, self._blocks)]
+            firsts = [part.before + first for part in self._parts for first in part.begins[:, 0].tolist()]
+            rows += pairwise([*firsts, self._blocks]) if is_each else rows
+            self._spans[is_each] = self._memory.kept(cupy.asarray(numpy.array(rows, numpy.int64)))
+        return self._spans[is_each]
+
+    def _answer(self, verdict: Any) -> Answer:
+        flag = self._memory.host_buffer(1, verdict.dtype)
+        return Answer(self._memory.read(verdict[:1], flag), flag)
+
+
+def _table(part: _Part, gradients: Sequence[Any], numbers: Sequence[Sequence[float]]) -> tuple[Any, list[Any]]:
+    """Return the table for update.cu, and the gradients, whose addresses are in it."""
+    is_alike = all(gradients[each].dtype == part.dtype for each in part.members)
+    kind = part.dtype if is_alike else wire_dtype(part.dtype)
+    own = [cupy.ascontiguousarray(gradients[each], kind) for each in part.members]
+    rows = numpy.array([numbers[each] for each in part.members] if len(numbers) > 1 else numbers, numpy.float64)
+    bits = numpy.broadcast_to(rows.view(numpy.int64), (len(own), rows.shape[1]))
+    at = numpy.array([each.data.ptr for each in own], numpy.int64)
+    return cupy.asarray(numpy.column_stack([part.begins, at, bits, part.addresses])), own
+
+
+def _copy(source: Any, target: Any, factor: float | None, dtype: Any) -> None:
+    """Copy an array, multiplied in a dtype, by one launch."""
+    if factor is None:
+        target[...] = source
+    else:
+        cupy.multiply(source, factor, out=target, dtype=dtype, casting="unsafe")
 
 
 @cache
@@ -202,8 +311,18 @@ def _move_kernel() -> Any:
 
 
 @cache
-def _convert_kernel(apart: numpy.dtype, together: numpy.dtype) -> Any:
-    return cupy.RawKernel(convert_text(apart, together), "convert")
+def _convert_kernel(apart: numpy.dtype, together: numpy.dtype, is_multiplied: bool) -> Any:
+    return cupy.RawKernel(convert_text(apart, together, is_multiplied), "convert")
+
+
+@cache
+def _measure_kernel(gradient: numpy.dtype) -> Any:
+    return cupy.RawKernel(measure_text(gradient), "measure")
+
+
+@cache
+def _judge_kernel() -> Any:
+    return cupy.RawKernel(judge_text(), "judge")
 
 
 @cache

@@ -28,9 +28,14 @@ _HEADERS = {"float16": "cuda_fp16.h", "bfloat16": "cuda_bf16.h"}
 
 #: Elements that one block of threads updates; and how many one thread reads, of each array, before it computes.
 CHUNK, _BATCH = 1 << 12, 4
+#: Threads of a block: a power of 2.
+THREADS = 256
 
 #: The dtypes of parameters that the kernel updates.
 UPDATED = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+#: The dtypes of flat arrays in which the kernel multiplies.
+MULTIPLIED = frozenset({"float32", "float64"})
 
 
 class Formula(NamedTuple):
@@ -50,7 +55,7 @@ def update_text(formula: Formula, parameter: Any, gradient: Any) -> str:
     slots, numbers = formula.slots, formula.numbers
     return _filled(
         "update.cu",
-        includes=_includes(parameter, gradient),
+        includes=_includes(parameter, gradient) + _text("blocks.cu"),
         real=_TYPES[wire_dtype(parameter).name],
         parameter=_TYPES[parameter.name],
         gradient=_TYPES[gradient.name],
@@ -71,9 +76,25 @@ def update_text(formula: Formula, parameter: Any, gradient: Any) -> str:
     )
 
 
-def convert_text(apart: Any, together: Any) -> str:
-    """Return the kernel ``convert`` between tensors of one dtype and a flat array of another."""
-    types = {"apart": _TYPES[apart.name], "together": _TYPES[together.name]}
+def measure_text(gradient: Any) -> str:
+    """Return the kernel ``measure`` for gradients of a dtype."""
+    includes = _includes(gradient) + _text("blocks.cu") + _total()
+    return _filled("measure.cu", includes=includes, gradient=_TYPES[gradient.name], chunk=CHUNK, batch=2 * _BATCH)
+
+
+def judge_text() -> str:
+    """Return the kernel ``judge``."""
+    return _filled("judge.cu", includes=_total())
+
+
+def convert_text(apart: Any, together: Any, is_multiplied: bool = False) -> str:
+    """Return the kernel ``convert`` between tensors of one dtype and a flat array of another, or of the same one.
+
+    With `is_multiplied` values are multiplied by its last argument, which is not read otherwise.
+    """
+    flat, value = _TYPES[together.name], "plain(values[k])"
+    value = f"(({flat}){value} * factor)" if is_multiplied else value
+    types = {"apart": _TYPES[apart.name], "together": flat, "value": value}
     return _filled("convert.cu", includes=_includes(apart, together), batch=2 * _BATCH, **types)
 
 
@@ -83,8 +104,16 @@ def _includes(*dtypes: Any) -> str:
     for name in sorted({each.name for each in dtypes} & _HEADERS.keys()):
         lines.insert(0, f"#include <{_HEADERS[name]}>")
         lines.append(f"__device__ inline float plain({_TYPES[name]} value) {{ return (float)value; }}")
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
+
+
+def _total() -> str:
+    return _filled("total.cu", threads=THREADS)
 
 
 def _filled(file: str, **texts: Any) -> str:
-    return Template(Path(__file__).with_name(file).read_text()).substitute(texts)
+    return Template(_text(file)).substitute(texts)
+
+
+def _text(file: str) -> str:
+    return Path(__file__).with_name(file).read_text()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy
+
 from mpidist import arrays
 
 if TYPE_CHECKING:
-    import numpy
-
+    from mpidist.device.answers import Answer, Limits
     from mpidist.runtime.watch import Watch
     from mpidist.transports.base import Transport
 
@@ -20,21 +21,28 @@ Arrived = Callable[[], bool]
 class JointUpdate(Protocol):
     """The steps of optimizers for some parameters, each with its slots, all at once."""
 
-    def run(self, rule: Any, gradients: Sequence[Any], steps: Sequence[Any]) -> None:
-        """Make a step for each parameter, in place, by a rule that has a formula.  Local.
+    def run(
+        self, rule: Any, gradients: Sequence[Any], steps: Sequence[Any], limits: Limits | None = None
+    ) -> Answer | None:
+        """Make a step for each parameter, in place, by a rule that has a formula.  Local; does not wait.
 
-        `gradients` are arrays of any shape and dtype, in the order of their axes.
+        `gradients` are arrays of any shape and dtype, in the order of their axes.  Return the answer where `limits` may
+        leave the step out.
         """
+        ...
 
 
 class Packing(Protocol):
-    """How the tensors of one bucket lie one after the other in a flat array."""
+    """How the tensors of one bucket lie one after the other in a flat array.
 
-    def pack(self, tensors: Sequence[Any], flat: Any) -> None:
+    Values are multiplied by a `factor` in the dtype of `flat`, which rounds the factor and each product once.
+    """
+
+    def pack(self, tensors: Sequence[Any], flat: Any, factor: float | None = None) -> None:
         """Copy C-contiguous tensors into `flat`, converting to its dtype."""
 
-    def unpack(self, flat: Any, tensors: Sequence[Any]) -> None:
-        """Copy `flat` into C-contiguous tensors, converting to their dtype."""
+    def unpack(self, flat: Any, tensors: Sequence[Any], factor: float | None = None) -> None:
+        """Copy `flat` into C-contiguous tensors, converting to their dtype; `flat` may be multiplied, too."""
 
 
 class Link(Protocol):
@@ -90,6 +98,10 @@ class DeviceMemory(Protocol):
         """Begin to copy such host memory into a contiguous device array.  Local."""
         ...
 
+    def kept(self, array: Any) -> Any:
+        """Return a device array that several streams use; its memory is given back behind their work.  Local."""
+        ...
+
     def packing(self, offsets: Sequence[int]) -> Packing:
         """Return the packing of tensors that begin at these elements; one more for the end.  Local."""
         ...
@@ -127,6 +139,8 @@ def unregister(kind: str) -> None:
 
 def memory_of(array: Any) -> DeviceMemory | None:
     """Return the memory in which an array lies; None for the host's, and for one that nothing is known of.  Local."""
+    if isinstance(array, numpy.ndarray):  # quickly: servers ask for every gradient
+        return None
     kind = arrays.kind_of(array)
     if kind.memory == "host":
         return None

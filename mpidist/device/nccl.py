@@ -187,7 +187,7 @@ def connect(transport: Transport, watch: Watch) -> Nccl | str:
     why = why_not(facts)
     if why is not None:
         return why
-    with _warnings_kept():
+    with _warnings_kept(), _connected_at_start():
         return Nccl(_started(transport, watch, mine["card"]["index"]), transport, mine["version"])
 
 
@@ -216,6 +216,23 @@ def _started(transport: Transport, watch: Watch, device: int) -> Any:
         communicator.abort()
         raise
     return communicator
+
+
+@contextmanager
+def _connected_at_start() -> Iterator[None]:
+    """Have NCCL connect the ranks when it is started inside the block, unless the user has said when.
+
+    By itself it connects them during the first call of a kind, in the host, where nobody looks at a deadline.
+    """
+    name = "NCCL_RUNTIME_CONNECT"
+    if os.environ.get(name):
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
 
 
 def why_not(facts: Sequence[Mapping[str, Any]]) -> str | None:

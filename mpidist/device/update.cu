@@ -5,11 +5,11 @@ typedef $real real;
 
 struct Tensor {
     long long block, size;  // the first block of threads that works on it; elements
-    $parameter* parameter;
-    $slot_members
     const $gradient* gradient;
     double factor, decay, limit;  // as in `Step` of the optimizers; elements of gradients are cut off at the limit
     $number_members
+    $parameter* parameter;
+    $slot_members
 };
 
 // A function, so that names of a formula do not meet those of the kernel.
@@ -18,20 +18,21 @@ __device__ inline void apply(real& p, real g$slot_parameters$number_parameters)
     $statement
 }
 
-extern "C" __global__ void update(const Tensor* tensors, int count)
+// `left_out` and `shrinkages` are parts of the verdict of judge.cu, with a shrinkage for each tensor or one for all; both
+// are null where there was none.
+extern "C" __global__ void update(const Tensor* tensors, int count, const double* left_out, const double* shrinkages,
+                                  int is_each)
 {
-    int low = 0, high = count;  // the tensor is the last one that begins at this block or before it
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (tensors[middle].block <= blockIdx.x) low = middle; else high = middle;
-    }
-    const Tensor& tensor = tensors[low];
+    if (left_out && *left_out != 0) return;
+    const int number = tensor_of_block((const long long*)tensors, sizeof(Tensor) / sizeof(long long), count);
+    const Tensor& tensor = tensors[number];
     const long long first = (blockIdx.x - tensor.block) * $chunk;
     const int elements = (int)(tensor.size - first < $chunk ? tensor.size - first : $chunk);
     $parameter* __restrict__ parameter_at = tensor.parameter + first;
     const $gradient* __restrict__ gradient_at = tensor.gradient + first;
     $slots_at
-    const real factor = (real)tensor.factor, decay = (real)tensor.decay, limit = (real)tensor.limit;
+    const real factor = (real)(shrinkages ? tensor.factor * shrinkages[is_each ? number : 0] : tensor.factor);
+    const real decay = (real)tensor.decay, limit = (real)tensor.limit;
     $numbers_read
     for (int i = threadIdx.x; i < elements; i += $batch * blockDim.x) {
         real p_of[$batch], g_of[$batch]$slots_of;

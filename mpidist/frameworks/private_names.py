@@ -40,6 +40,11 @@ _USES = {
         "keras.src.trainers.data_adapters.get_data_adapter": "whole batches of all inputs",
         "keras.src.trainers.data_adapters.data_adapter.DataAdapter": "parts of batches as an input",
     },
+    "test_batches_of_a_py_dataset_come_from_a_generator_that_may_be_replaced": {
+        "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter": "batches of a PyDataset in one order",
+        "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter()._finite_generator": "their order",
+        "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter()._standardize_batch": "their structure",
+    },
     "test_registered_classes_are_found_by_their_names": {
         "keras.src.saving.object_registration.GLOBAL_CUSTOM_NAMES": "saving models of registered classes"
     },

@@ -9,25 +9,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mpidist.device.answers import Limits
 from mpidist.optimizers.accumulation import Accumulation
 from mpidist.optimizers.clipping import Clipping, is_finite
 from mpidist.optimizers.loss_scale import LossScale
 from mpidist.optimizers.slices import SliceScratch
+from mpidist.optimizers.step_notes import StepNotes
 from mpidist.variables import sums_over_parts
 
 
-class GradientStages:
+class GradientStages(StepNotes):
     """The stages of one optimizer.  `micro_batches` make one update; `skipped_steps` counts updates left out."""
 
     def __init__(self, micro_batches: int, loss_scale: LossScale, skip_nonfinite: bool, clipping: Clipping) -> None:
         self.accumulation = Accumulation(micro_batches)
         self.loss_scale, self.skip_nonfinite, self.clipping = loss_scale, skip_nonfinite, clipping
-        self.skipped_steps = 0
+        self._skipped_steps = 0
         self._scratch = SliceScratch()
 
     def anew(self) -> GradientStages:
         """Return stages with the same settings in the middle of nothing.  Local."""
         return GradientStages(self.accumulation.count, self.loss_scale, self.skip_nonfinite, self.clipping)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Updates left out."""
+        self.settle()
+        return self._skipped_steps
+
+    @skipped_steps.setter
+    def skipped_steps(self, value: int) -> None:
+        self.settle()
+        self._skipped_steps = value
 
     @property
     def skips_nonfinite(self) -> bool:
@@ -49,6 +62,13 @@ class GradientStages:
         """The factor, where nothing else is done to gradients; None otherwise."""
         return None if self.look_at_gradients or self.accumulation.count > 1 else self.factor
 
+    def limits(self, scale: float) -> Limits:
+        """Return what a device is asked to do in place of `factors`."""
+        clipping = self.clipping
+        is_each = clipping.clipnorm is not None
+        norm = clipping.clipnorm if is_each else clipping.global_clipnorm
+        return Limits(self.factor * scale, norm, is_each, self.skips_nonfinite)
+
     def factors(self, gradients: Sequence[Any], variables: Sequence[Any], scale: float) -> list[float] | None:
         """Return what to multiply every summed gradient by; None if the step is left out, which is counted.
 
@@ -61,7 +81,11 @@ class GradientStages:
         if self.skips_nonfinite:
             has_overflow = any(sums_over_parts(variables, [not is_finite(each) for each in gradients]))
             self.loss_scale.update(has_overflow)
+            self.settle()
+            self.note(has_overflow)
             if has_overflow:
-                self.skipped_steps += 1
                 return None
         return self.clipping.factors(gradients, variables, factor, self._scratch)
+
+    def note(self, is_left_out: bool) -> None:
+        self._skipped_steps += is_left_out

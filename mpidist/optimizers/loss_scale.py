@@ -6,12 +6,17 @@ A scale is fixed, or found while training: it grows after many steps without an 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mpidist.optimizers.step_notes import StepNotes
+
+if TYPE_CHECKING:
+    from mpidist.device.answers import Answer
 
 _LARGEST = 2.0**127  # larger ones are infinite in float32
 
 
-class LossScale:
+class LossScale(StepNotes):
     """A scale that is fixed, or is halved after an overflow, and doubled after so many steps without one.
 
     Parameters
@@ -32,24 +37,44 @@ class LossScale:
             raise ValueError(f"the loss scale grows after 1 step or more, got {growth_steps}")
         if not 0 < scale <= _LARGEST:
             raise ValueError(f"a loss scale must be positive and finite, got {scale}")
-        self.scale = float(scale)
+        self._scale = float(scale)
         self.growth_steps = growth_steps
         self.dynamic = growth_steps is not None
         self._steps = 0
+
+    @property
+    def scale(self) -> float:
+        """The scale of the next step."""
+        if self._answer is not None:  # asked for in each step
+            self.settle()
+        return self._scale
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        self.settle()
+        self._scale = value
 
     def update(self, overflow: bool) -> None:
         """Take note of a step: did it have a gradient that was not finite?
 
         Local: all ranks saw the same summed gradients.  Nothing to do for a fixed scale.
         """
+        self.settle()
+        self.note(overflow)
+
+    def expect(self, answer: Answer) -> None:
+        if self.dynamic:  # a fixed scale is read without a wait
+            super().expect(answer)
+
+    def note(self, is_left_out: bool) -> None:
         if self.growth_steps is None:
             return
-        if overflow:
-            self._steps, self.scale = 0, max(self.scale / 2, 1.0)
+        if is_left_out:
+            self._steps, self._scale = 0, max(self._scale / 2, 1.0)
             return
         self._steps += 1
         if self._steps >= self.growth_steps:
-            self._steps, self.scale = 0, min(self.scale * 2, _LARGEST)
+            self._steps, self._scale = 0, min(self._scale * 2, _LARGEST)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: a scale that changes, and the steps since it last did.  Local."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpidist import arrays
 from mpidist.device import memory
+from mpidist.device.answers import Answer, Limits
 from mpidist.device.memory import Arrived, Link
 from mpidist.runtime.watch import Watch
 from mpidist.transports.base import Transport
@@ -213,6 +215,10 @@ class PretendedMemory:
 
         return _later(check)
 
+    def kept(self, array: Any) -> Any:
+        """Return the array: there are no streams."""
+        return array
+
     def packing(self, offsets: Sequence[int]) -> PretendedPacking:
         """Return the packing of tensors."""
         return PretendedPacking(offsets)
@@ -241,15 +247,19 @@ class PretendedPacking:
         assert all(each.flags.c_contiguous for each in tensors), "a kernel copies the memory of an array as it lies"
         assert len({each.dtype for each in tensors}) <= 1, "a kernel copies arrays of one dtype"
 
-    def pack(self, tensors: Sequence[Any], flat: DeviceArray) -> None:
-        """Copy tensors into the flat array."""
+    def pack(self, tensors: Sequence[Any], flat: DeviceArray, factor: float | None = None) -> None:
+        """Copy tensors into the flat array, multiplied."""
         self._check(tensors)
         for each, (start, stop) in zip(tensors, self._spans, strict=True):
             flat[start:stop] = each.reshape(-1)
+        if factor is not None:
+            np.multiply(flat._hidden, factor, out=flat._hidden)
 
-    def unpack(self, flat: DeviceArray, tensors: Sequence[Any]) -> None:
-        """Copy the flat array into tensors."""
+    def unpack(self, flat: DeviceArray, tensors: Sequence[Any], factor: float | None = None) -> None:
+        """Copy the flat array into tensors, multiplied."""
         self._check(tensors)
+        if factor is not None:
+            np.multiply(flat._hidden, factor, out=flat._hidden)
         for each, (start, stop) in zip(tensors, self._spans, strict=True):
             each.reshape(-1)[...] = flat[start:stop]
 
@@ -260,11 +270,33 @@ class PretendedUpdate:
     def __init__(self, parameters: Sequence[DeviceArray], slots: Sequence[Sequence[DeviceArray]]) -> None:
         self._given = list(zip(parameters, slots, strict=True))
 
-    def run(self, rule: Any, gradients: Sequence[DeviceArray], steps: Sequence[Any]) -> None:
-        """Update parameters and slots."""
+    def run(
+        self, rule: Any, gradients: Sequence[DeviceArray], steps: Sequence[Any], limits: Limits | None = None
+    ) -> Answer | None:
+        """Update parameters and slots, within limits; the answer arrives when it is asked for a second time."""
         assert rule.has_formula, "a kernel is made of a formula"
-        for (parameter, slots), gradient, step in zip(self._given, gradients, steps, strict=True):
-            rule.update(parameter, gradient.reshape(-1), slots, step)
+        shrinkages, is_left_out = [1.0] * len(gradients), False
+        if limits is not None:
+            inside = [each._hidden.astype("f8") for each in gradients]
+            is_left_out = limits.skips_nonfinite and not all(np.isfinite(each).all() for each in inside)
+            shrinkages = _shrinkages(inside, limits)
+        for (parameter, slots), gradient, step, own in zip(self._given, gradients, steps, shrinkages, strict=True):
+            if not is_left_out:
+                rule.update(parameter, gradient.reshape(-1), slots, dataclasses.replace(step, factor=step.factor * own))
+        if limits is None or not limits.skips_nonfinite:
+            return None
+        flag = np.full(1, np.nan)
+        return Answer(_later(lambda: flag.fill(is_left_out)), flag)
+
+
+def _shrinkages(gradients: Sequence[np.ndarray], limits: Limits) -> list[float]:
+    """Return what gradients are to be multiplied by for the limit of their norms."""
+    if limits.norm is None:
+        return [1.0] * len(gradients)
+    squares = np.array([np.square(each).sum() for each in gradients]) * limits.factor**2
+    norms = np.sqrt(squares if limits.is_each else np.full_like(squares, squares.sum()))
+    found: list[float] = np.where(np.isfinite(norms), limits.norm / np.maximum(norms, limits.norm), np.nan).tolist()
+    return found
 
 
 class PretendedLink:

@@ -29,6 +29,20 @@ def test_an_adapter_is_taken_as_the_input():
         assert hasattr(DataAdapter, name)
 
 
+def test_batches_of_a_py_dataset_come_from_a_generator_that_may_be_replaced():
+    """Else they come by Keras' own workers: `mpidist.frameworks.keras.inputs._FiniteBatches`."""
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+    class Two(keras.utils.PyDataset):
+        num_batches = 2
+
+    adapter = PyDatasetAdapter(Two(workers=2), None, True)
+    assert adapter.enqueuer is not None and adapter.shuffle and adapter.py_dataset.workers == 2
+    adapter.enqueuer, adapter._finite_generator = None, lambda: iter([X, Y])
+    assert [batch is each for batch, each in zip(adapter.get_numpy_iterator(), [X, Y], strict=True)] == [True, True]
+    assert adapter._standardize_batch((X, Y)) == (X, Y)
+
+
 def test_the_first_epoch_may_be_set_in_on_train_begin():
     """Else ranks other than the chief do not resume with it."""
 

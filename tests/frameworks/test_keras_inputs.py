@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 import warnings
 
 import numpy
@@ -78,7 +79,6 @@ def loader(**settings):
 @pytest.mark.parametrize("make", [
     Batches,
     lambda: Batches(weights=WEIGHTS),
-    lambda: Batches(workers=2, max_queue_size=3),
     generator,
 ])  # fmt: skip
 def test_what_gives_batches(make):
@@ -91,6 +91,68 @@ def test_what_gives_batches(make):
     assert_same(one, many)
     numpy.testing.assert_allclose(found[1], expected[1], **BOUNDS)
     numpy.testing.assert_allclose(found[2], expected[2], **BOUNDS)
+
+
+LOADED = {"threads": {}, "processes": {"use_multiprocessing": True}, "all at once": {"max_queue_size": 0}}
+
+
+@pytest.mark.mpi(min_size=2)  # one rank has the batches of Keras alone
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("loaded", LOADED.values(), ids=LOADED)
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("steps", [None, 3])
+def test_workers_load_the_batches_of_one_worker(steps, shuffle, loaded):
+    """Of one process without workers: Keras alone gives batches that workers had loaded before the epoch again."""
+    settings = {"shuffle": shuffle, "steps_per_epoch": steps, "epochs": 3, "verbose": 0}
+
+    def train(model):
+        keras.utils.set_random_seed(9)
+        own = {} if model in alone else {"workers": 2, "max_queue_size": 3, **loaded}
+        histories = [model.fit(Batches(**own), **settings) for _ in range(2)]
+        return histories, model.evaluate(Batches(**own), verbose=0), model.predict(Batches(**own), verbose=0)
+
+    alone = [stock(functional, compiled())]
+    expected = train(alone[0])
+    many = distributed(functional, compiled())
+    found = train(many)
+    for each, other in zip(expected[0], found[0], strict=True):
+        assert_histories(each, other)
+    assert_same(alone[0], many)
+    numpy.testing.assert_allclose(found[1], expected[1], **BOUNDS)
+    numpy.testing.assert_allclose(found[2], expected[2], **BOUNDS)
+
+
+class Told(Batches):
+    """Notes the batches that are loaded before it is told of their epoch, and gives workers the time for that."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.early, self.is_told, self.has_loaded = [], False, threading.Event()
+
+    def __getitem__(self, index):
+        if not self.is_told:
+            self.early.append(index)
+        self.has_loaded.set()
+        return super().__getitem__(index)
+
+    def on_epoch_begin(self):
+        self.has_loaded.wait(0.2)
+        self.is_told = True
+
+    def on_epoch_end(self):
+        self.is_told = False
+        self.has_loaded.clear()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_workers_load_no_batch_before_its_epoch():
+    """Its order is not known then; a data set may change with its epoch, too."""
+    many = distributed(functional, compiled())
+    for _ in range(2):
+        batches = Told(workers=2, max_queue_size=3)
+        many.fit(batches, shuffle=True, epochs=2, verbose=0)
+        assert batches.early == []
+    assert_alike(many)
 
 
 def rows_of_a_data_set(labels=Y):
@@ -175,18 +237,6 @@ def test_steps_of_a_generator():
     (one, expected), (many, found) = pair(functional, compiled())(train)
     assert_histories(expected, found)
     assert_same(one, many)
-
-
-def test_shuffled_batches():
-    import random
-
-    def train(model):
-        random.seed(9)
-        return model.fit(Batches(), shuffle=True, epochs=2, verbose=0)
-
-    many = distributed(functional, compiled())
-    train(many)
-    assert_alike(many)
 
 
 def test_class_weights_of_batches():

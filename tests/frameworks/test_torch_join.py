@@ -14,12 +14,14 @@ torch = pytest.importorskip("torch")
 import mpidist.torch  # noqa: E402
 from mpidist.errors import CollectiveMismatchError  # noqa: E402
 from tests.frameworks.torch_models import (  # noqa: E402
+    CLEARED,
     assert_alike,
     assert_same_bits,
     batches,
     cross_entropy,
     last,
     momentum,
+    one_row_model,
     part,
     rows,
     tanh_model,
@@ -56,6 +58,32 @@ def test_those_that_run_out_follow_the_others(by_all, order):
         for turn in range(counts[rank]):
             x, y = rows(6, seed=10 * rank + turn)
             optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert_alike(bare, expected)
+
+
+@pytest.mark.parametrize("clears", CLEARED.values(), ids=CLEARED)
+@pytest.mark.parametrize("make", [tanh_model, one_row_model])
+def test_those_with_rows_set_gradients_to_zero_in_any_way(make, clears):
+    """Rank r has r + 1 batches; what was reduced is no part of the next pass."""
+    size, rank = world().size, world().rank
+    bare = make()
+    expected = copy.deepcopy(bare)
+    alone = sgd(expected.parameters())
+    for turn in range(size):
+        alone.zero_grad()
+        for each in range(turn, size):
+            x, y = rows(6, seed=10 * each + turn)
+            (cross_entropy(expected(x), y) / size).backward()
+        alone.step()
+    model = mpidist.torch.DistributedDataParallel(bare)
+    optimizer = sgd(model.parameters())
+    with model.join():
+        for turn in range(rank + 1):
+            if turn:
+                clears(model)
+            x, y = rows(6, seed=10 * rank + turn)
             cross_entropy(model(x), y).backward()
             optimizer.step()
     assert_alike(bare, expected)
@@ -439,6 +467,17 @@ def scaled_and_half_cleared(model):
     model.module[0].zero_grad()
 
 
+def one_scaled_and_others_set_to_zero(model):
+    all_but_the_last_set_to_zero(model)
+    model.module[-1].weight.grad.mul_(0.5)
+
+
+def all_but_the_last_cleared_unseen(model):
+    for each in model.parameters():
+        if each is not model.module[-1].weight:
+            each.grad.data.zero_()
+
+
 CHANGES = [
     kept,
     scaled_in_part,
@@ -446,6 +485,8 @@ CHANGES = [
     scaled_anew,
     all_but_the_last_cleared,
     all_but_the_last_set_to_zero,
+    all_but_the_last_cleared_unseen,
+    one_scaled_and_others_set_to_zero,
     scaled_and_half_cleared,
 ]
 

@@ -21,11 +21,13 @@ import mpidist.torch  # noqa: E402
 from mpidist.errors import CollectiveMismatchError  # noqa: E402
 from mpidist.frameworks.torch.steps import _before_steps  # noqa: E402
 from tests.frameworks.torch_models import (  # noqa: E402
+    CLEARED,
     assert_alike,
     assert_same_bits,
     batches,
     cross_entropy,
     momentum,
+    one_row_model,
     part,
     tanh_model,
     world,
@@ -694,23 +696,55 @@ def test_the_gradients_of_a_part_are_set_to_zero_between_two_passes(way, clears_
     assert_alike(bare, expected.bare)
 
 
-@pytest.mark.parametrize("is_none, is_scaled", [(False, False), (True, False), (True, True)])
+@pytest.mark.mpi(min_size=2)  # one rank has nothing to sum, and takes zeros of one row for kept
+@pytest.mark.parametrize("clears", CLEARED.values(), ids=CLEARED)
+@pytest.mark.parametrize("make", [tanh_model, one_row_model])
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("way", SUMS)
+def test_gradients_of_a_sum_are_set_to_zero_in_any_way(way, passes, make, clears):
+    """Also behind a pass that was not reduced, which does not count then.
+
+    That is not tried with `one_row_model`: PyTorch notices no write by ``.data`` or NumPy, and the few values that are
+    looked at are zeros before and after it.  The pass that was cleared counts, and the next one is an error.
+    """
+    training = Training(way, make(), passes)
+    expected, optimizer = alone(training.bare)
+    for number, batch in enumerate(batches(4, 12 * passes)):
+        optimizer.zero_grad()
+        cross_entropy(expected(batch[0]), batch[1]).backward()
+        optimizer.step()
+        if number:
+            clears(training.bare)
+        if number == 2 and passes > 1 and make is tanh_model:
+            training.backward(cross_entropy(training.model(batch[0]), batch[1]), is_last=False)
+            clears(training.bare)
+        for turn, (x, y) in enumerate(micro(batch, passes)):
+            loss = cross_entropy(training.model(x), y, reduction="sum") / (12 * passes)
+            training.backward(loss, turn + 1 == passes)
+        training.optimizer.step()
+    assert_alike(training.bare, expected)
+
+
+@pytest.mark.parametrize("others", ["None", "zeros", "data"])
+@pytest.mark.parametrize("scaled", ["not", "in place", "data"])
+@pytest.mark.parametrize("is_sole", [False, True])
 @pytest.mark.parametrize("way", SUMS)
 @pytest.mark.mpi(min_size=2)
-def test_one_gradient_of_a_sum_is_kept(way, is_none, is_scaled):
+def test_one_gradient_of_a_sum_is_kept(way, is_sole, scaled, others):
     """The one that the next pass gives first.  Set to zero as the others are, it is none that is kept."""
     torch.manual_seed(7)
-    bare = torch.nn.Sequential(torch.nn.Linear(6, 50), torch.nn.Linear(50, 3), torch.nn.Linear(3, 3, bias=False))
+    layers = torch.nn.Linear(6, 50), torch.nn.Linear(50, 3), torch.nn.Linear(3 if not is_sole else 6, 3, bias=False)
+    bare = torch.nn.Sequential(*layers[2 * is_sole :])
     training, parameters = Training(way, bare.double()), [*bare.parameters()]
 
     def clear(count):
-        for each in parameters if is_scaled else ():
-            each.grad.mul_(0.5)
+        for each in parameters if scaled != "not" else ():
+            (each.grad.data if scaled == "data" else each.grad).mul_(0.5)
         for each in parameters[:count]:
-            if is_none:
+            if others == "None":
                 each.grad = None
             else:
-                each.grad.zero_()
+                (each.grad.data if others == "data" else each.grad).zero_()
 
     for number, (x, y) in enumerate(batches(4, 12)):
         training.backward(cross_entropy(training.model(x), y))

@@ -74,6 +74,47 @@ def batches(count, size, dtype=torch.float64):
     return [rows(size, dtype, seed) for seed in range(count)]
 
 
+def _cleared_by(write):
+    def clear(model):
+        for each in model.parameters():
+            write(each)
+
+    return clear
+
+
+def _clipped_and_cleared(model):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    _cleared_by(lambda each: each.grad.data.zero_())(model)
+
+
+#: How users set the gradients of a model to zero; PyTorch counts no change where memory is written behind its back.
+CLEARED = {
+    "zero_grad": lambda model: model.zero_grad(set_to_none=False),
+    "foreach": lambda model: torch._foreach_zero_([each.grad for each in model.parameters()]),
+    "multiplied": _cleared_by(lambda each: each.grad.mul_(0)),
+    "data": _cleared_by(lambda each: each.grad.data.zero_()),
+    "numpy": _cleared_by(lambda each: each.grad.numpy().fill(0)),
+    "other zeros": _cleared_by(lambda each: setattr(each, "grad", torch.zeros_like(each))),
+    "clipped, data": _clipped_and_cleared,
+}
+
+
+def one_row_model():
+    """Return a model of one parameter, most of whose gradient is zeros."""
+    torch.manual_seed(3)
+    table = torch.nn.Embedding(64, CLASSES)
+
+    class OneRow(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = table
+
+        def forward(self, x):
+            return self.table(torch.full((len(x),), 3)) + x[:, :CLASSES]
+
+    return OneRow().double()
+
+
 def assert_same_bits(*tensors):
     """On all ranks."""
     raw = b"".join(each.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for each in tensors)

@@ -1,7 +1,8 @@
 """Set-up of the tests on a GPU: that of the parallel tests, and the library whose arrays they use.
 
 ``tests/gpu/run`` runs them, and all else that needs a card.  With ``MPIDIST_TEST_ON=numpy`` they run on NumPy's arrays,
-but for those marked ``gpu(only=True)``: so their logic is tried where there is no GPU.
+but for those marked ``gpu(only=True)``: so their logic is tried where there is no GPU.  With
+``MPIDIST_TEST_ON=emulated`` they run on CuPy's arrays on the GPUs of ``tests/gpu/emulated``.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import Any
 import pytest
 
 from mpidist.cluster.launchers import detect_launcher
-from tests.gpu import library
+from tests.gpu import emulated, library
 from tests.parallel.conftest import pytest_addoption, pytest_configure
 
 __all__ = ["pytest_addoption", "pytest_configure"]
+
+if library.is_emulated():
+    emulated.start()
 
 #: It starts ranks itself, which a rank cannot.
 collect_ignore = ["test_killed.py"] if detect_launcher() is not None else []

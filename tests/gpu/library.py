@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy
@@ -28,6 +28,11 @@ _CYCLES = 100_000_000
 def is_numpy() -> bool:
     """Return whether the tests are to run on NumPy's arrays."""
     return os.environ.get("MPIDIST_TEST_ON") == "numpy"
+
+
+def is_emulated() -> bool:
+    """Return whether the tests are to run on CuPy's arrays on emulated GPUs."""
+    return os.environ.get("MPIDIST_TEST_ON") == "emulated"
 
 
 def missing() -> str:
@@ -130,6 +135,11 @@ def stream(xp: Any) -> Iterator[None]:
         return
     with xp.cuda.Stream(non_blocking=True):
         yield
+
+
+def two_streams(xp: Any) -> list[Any]:
+    """Return two such streams, each current inside a ``with``."""
+    return [nullcontext() if xp is numpy else xp.cuda.Stream(non_blocking=True) for _ in range(2)]
 
 
 @functools.cache

@@ -67,6 +67,19 @@ def test_every_dtype_and_operation(xp, name, op):
     check_on_all_ranks(problems_of(xp, found, [reduced(op, (37, 3), dtype)] * 3, rtol=rtol))
 
 
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+@pytest.mark.parametrize("count", [5, 70_000])
+def test_complex_numbers(xp, count, dtype):
+    """Both parts of all elements: NCCL is told of real numbers, twice as many."""
+    rank, size = place()
+    before = (numpy.arange(count) * (rank + 1) - 1j * (numpy.arange(count) + rank)).astype(dtype)
+    given = xp.asarray(before)
+    total = numpy.arange(count) * (size * (size + 1) / 2) - 1j * (size * numpy.arange(count) + size * (size - 1) / 2)
+    found = [in_replica("SUM", given), *in_replica("MEAN", [given, given])]
+    expected = [total.astype(dtype), *[(total / size).astype(dtype)] * 2]
+    check_on_all_ranks(problems_of(xp, found, expected, rtol=1e-6))
+
+
 @pytest.mark.parametrize("call, op", [("replica", "SUM"), ("replica", "MEAN"), ("top level", "MAX")])
 def test_lists_of_many_shapes_and_dtypes(xp, call, op):
     cases = [(shape, dtype, number) for shape in SHAPES for dtype, number in NUMBERS]
@@ -194,6 +207,62 @@ def test_factors_and_none_as_zeros(xp):
     found = mpidist.all_reduce(given, "sum", prescale=0.5, postscale=4.0, none_as_zeros=True)
     expected = [numpy.full(5, size * (size + 1.0), "f4"), numpy.full((2, 3), 4.0, "f4")]
     check_on_all_ranks(problems_of(xp, found, expected))
+
+
+FACTORS = [("mean", None, None), ("mean", 0.3, 7.0), ("sum", 0.3, None), ("sum", None, 0.7), ("max", 0.3, 0.7)]
+
+
+def multiplied(value, dtype, op, prescale, postscale):
+    """Return what comes of one value of all ranks: each number is rounded to the dtype of sums, at the end to its own.
+
+    The mean of integers is a float64.
+    """
+    size, dtype = mpidist.size(), numpy.dtype(dtype)
+    result = numpy.dtype("f8") if dtype.kind == "i" else dtype
+    work = numpy.float64 if result == "f8" else numpy.float32
+    found = work(numpy.array(value, dtype))
+    if prescale is not None:
+        found *= work(prescale)
+    if op != "max":
+        found *= work(size)
+    if op == "mean" or postscale is not None:
+        found *= work((1 / size if op == "mean" else 1) * (postscale or 1))
+    return found.astype(result)
+
+
+@pytest.mark.parametrize(
+    "name, op, prescale, postscale",
+    [
+        (name, *factors)
+        for name in ["float16", "bfloat16", "float32", "float64", "int64"]
+        for factors in FACTORS
+        if name != "int64" or factors[0] == "mean"  # products of integers would be rounded
+    ],
+)
+@pytest.mark.parametrize("shapes", [[(3, 5)], [(3, 5), (), (0,), (70_001,)]], ids=["alone", "list"])
+def test_factors_round_in_the_dtype_of_sums(xp, shapes, name, op, prescale, postscale):
+    """With a power of two of ranks, sums of equal values are exact."""
+    value, dtype = 1001 if name == "int64" else 1.01, dtype_of(name, xp)
+    given = [xp.asarray(numpy.full(shape, value, dtype)) for shape in shapes]
+    one = multiplied(value, dtype, op, prescale, postscale)
+    expected = [numpy.full(shape, one) for shape in shapes]
+    rtol = 0 if mpidist.size() in (1, 2, 4, 8) else 1e-3
+    for _ in range(2):
+        found = mpidist.all_reduce(given, op, prescale=prescale, postscale=postscale)
+        check_on_all_ranks(problems_of(xp, found, expected, rtol=rtol))
+    check_on_all_ranks(problems_of(xp, given, [numpy.full(shape, value, dtype) for shape in shapes]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("shapes", [[(3, 5)], [(3, 5), (), (0,), (70_001,)]], ids=["alone", "list"])
+def test_means_in_place(xp, shapes, dtype):
+    rank, size = place()
+    given = [xp.asarray(numpy.full(shape, rank + 1.5, dtype)) for shape in shapes]
+    signatures = [("", each.dtype, each.shape) for each in given]
+    bound = world_communicator().engine().bind_in_place(signatures, "mean", given[0])
+    bound(given)
+    expected = [numpy.full(shape, size / 2 + 1, dtype) for shape in shapes]
+    check_on_all_ranks(problems_of(xp, given, expected, rtol=0 if size in (1, 2, 4, 8) else 1e-3))
 
 
 def test_what_is_not_finite(xp):

@@ -8,8 +8,18 @@ import numpy
 import pytest
 
 import mpidist
-from mpidist.optimizers import SGD, Adam, LossScaleOptimizer
-from tests.gpu.library import check_on_all_ranks, host, is_own, place, problem_of, problems_of, strategy
+from mpidist.optimizers import SGD, Adam, AdamW, LossScaleOptimizer
+from tests.gpu.library import (
+    check_on_all_ranks,
+    host,
+    is_emulated,
+    is_own,
+    place,
+    problem_of,
+    problems_of,
+    slowly,
+    strategy,
+)
 from tests.helpers.optimizers import OPTIMIZERS
 
 pytestmark = [
@@ -91,6 +101,84 @@ def test_n_ranks_train_to_what_one_process_trains_to(xp, name):
         problem = problems_of(xp, values, alone(name, "f8"), rtol=1e-12, atol=1e-12)
         problems += [f"{kind} {problem}"] if problem else []
     check_on_all_ranks("; ".join(problems))
+
+
+RULES = {
+    "sgd": lambda **given: SGD(0.1, **given),
+    "momentum": lambda **given: SGD(0.1, momentum=0.9, **given),
+    "nesterov": lambda **given: SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01, **given),
+    "adam": lambda **given: Adam(0.01, **given),
+    "adamw": lambda **given: AdamW(0.01, **given),
+}
+LIMITS = {
+    "clipnorm": {"clipnorm": 0.1},
+    "global": {"global_clipnorm": 0.1},
+    "skipping": {"skip_nonfinite": True},
+    "global, skipping": {"global_clipnorm": 0.1, "skip_nonfinite": True},
+    "scaled": {},
+    "scaled, clipnorm": {"clipnorm": 0.1},
+}
+
+
+def trained_with_bad_steps(xp, where, rule, limits, rank=0, size=1):
+    """Return values, slots and counts after steps of which the third and the sixth are not finite on the last rank."""
+    random = numpy.random.default_rng(0)
+    with where.scope():
+        variables = [mpidist.Variable(xp.asarray(random.normal(size=shape))) for shape in SHAPES.values()]
+        optimizer = RULES[rule](**LIMITS[limits])
+    if "scaled" in limits:
+        optimizer = LossScaleOptimizer(optimizer, 2.0**6, dynamic_growth_steps=2)
+    scales = []
+    for step in range(STEPS):
+        given = []
+        for each in SHAPES.values():
+            whole = random.normal(size=each)
+            given.append(xp.asarray(optimizer.scale_loss(whole / size if size > 1 else whole)))
+        if optimizer.skips_nonfinite and step in (2, 5) and rank == size - 1:
+            given[step % 4].reshape(-1)[-1] = (numpy.nan, -numpy.inf)[step % 2]
+        where.run(lambda given=given: optimizer.apply_gradients(zip(given, variables, strict=True)))
+        scales.append(optimizer.loss_scale.scale if step % 3 else None)
+    slots = [slot for v in variables for slot in optimizer.slots(v).values()]
+    return [v.value for v in variables] + slots, [optimizer.iterations, optimizer.skipped_steps, *scales]
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("rule", RULES)
+def test_n_ranks_clip_and_leave_out_what_one_process_does(xp, rule, limits):
+    one = mpidist.OneDeviceStrategy("/cpu:0")
+    expected, wanted = trained_with_bad_steps(numpy, one, rule, limits)
+    found, counts = trained_with_bad_steps(xp, strategy(), rule, limits, *place())
+    problem = problems_of(xp, found, expected, rtol=1e-12, atol=1e-12)
+    check_on_all_ranks(problem or ("" if counts == wanted else f"{counts} in place of {wanted}"))
+
+
+@pytest.mark.gpu(only=True)
+@pytest.mark.filterwarnings("ignore:cupyx.allow_synchronize will be removed")
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_the_host_does_not_wait_for_the_step_that_it_begins(xp, limits, dtype):
+    """Behind gradients that take the card a while; of n elements that are all alike, each is the limit by n ** 0.5."""
+    import cupyx
+
+    _, size = place()
+    count, limit = 10_000, next((each for each in LIMITS[limits].values() if not isinstance(each, bool)), None)
+    (variable,), optimizer = made(xp, lambda: SGD(1.0, **LIMITS[limits]), numpy.zeros(count, dtype))
+    if "scaled" in limits:
+        optimizer = LossScaleOptimizer(optimizer, 2.0)
+    gradient, under_way = xp.zeros(count, dtype), []
+    for step in range(4):
+        slowly(xp, gradient, optimizer.scale_loss(numpy.nan if optimizer.skips_nonfinite and step == 1 else 1 / size))
+        with cupyx.allow_synchronize(False):
+            apply(optimizer, [gradient], [variable])
+        begun = xp.cuda.Event()
+        begun.record()
+        under_way.append(step == 0 or not begun.done)  # in the first step kernels are compiled
+    left_out = int(optimizer.skips_nonfinite)
+    assert (optimizer.skipped_steps, optimizer.iterations) == (left_out, 4 - left_out)
+    expected = numpy.full(count, -(4 - left_out) * (1 if limit is None else limit / count**0.5), dtype)
+    check_on_all_ranks(problem_of(xp, variable.value, expected, rtol=2e-3 if dtype == "f2" else 1e-6))
+    # a sum that is staged, of several ranks, is waited for; work of an emulated card is done when it is begun
+    assert is_emulated() or size > 1 or all(under_way)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam", "adamw", "lamb", "global"])

@@ -6,11 +6,26 @@ values before.
 
 from __future__ import annotations
 
+import time
+
 import numpy
 import pytest
 
 import mpidist
-from tests.gpu.library import check_on_all_ranks, in_replica, place, problem_of, problems_of, slowly, strategy, stream
+from mpidist.collectives.ways.device_ways import DeviceWays
+from mpidist.device.memory import memory_of
+from mpidist.world import world_communicator
+from tests.gpu.library import (
+    check_on_all_ranks,
+    in_replica,
+    place,
+    problem_of,
+    problems_of,
+    slowly,
+    strategy,
+    stream,
+    two_streams,
+)
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
@@ -126,3 +141,187 @@ def test_an_update_waits_for_its_gradients(xp, current, make):
         gradient.fill(1e6)
     # of Adam each step is the learning rate, but for its epsilon
     check_on_all_ranks(problem_of(xp, variable.value * 1, numpy.full(100_000, -1.5), rtol=1e-5))
+
+
+# -- calls in two streams, of which the host waits for none: what they have in common is ordered -----------------------
+
+
+def in_turn(xp, call, counts, turns=8):
+    """Return the results of calls with arrays of ``rank + 1 + turn``, in the one stream and the other."""
+    rank, _ = place()
+    streams, found = two_streams(xp), []
+    for turn in range(turns):
+        with streams[turn % 2]:
+            given = [xp.zeros(count, "f4") for count in counts]
+            for array in given:
+                slowly(xp, array, rank + 1 + turn)
+            found.append(call(given))
+    return streams, found
+
+
+def problems_in_turn(xp, streams, found, expected):
+    problems = []
+    for turn, results in enumerate(found):
+        with streams[turn % 2]:
+            problems.append(problems_of(xp, results, expected(turn)))
+    return "".join(problems)
+
+
+@pytest.mark.parametrize("counts", [[5000], [70, 5000, 1]], ids=["alone", "list"])
+def test_reductions_in_two_streams(xp, counts):
+    """They have work memory, tables of addresses and NCCL in common."""
+    _, size = place()
+    streams, found = in_turn(xp, lambda given: in_replica("SUM", given), counts)
+    total = size * (size + 1) / 2
+    problem = problems_in_turn(
+        xp, streams, found, lambda turn: [numpy.full(count, total + turn * size, "f4") for count in counts]
+    )
+    check_on_all_ranks(problem)
+
+
+@pytest.mark.parametrize("name", ["broadcast", "all_gather", "reduce_scatter", "all_to_all"])
+def test_other_collectives_in_two_streams(xp, name):
+    rank, size = place()
+    calls = {
+        "broadcast": lambda array: mpidist.broadcast(array, root=size - 1),
+        "all_gather": mpidist.all_gather,
+        "reduce_scatter": mpidist.reduce_scatter,
+        "all_to_all": lambda array: mpidist.all_to_all(array)[0],
+    }
+    each = 3000
+    numbers = {  # of each part of the result
+        "broadcast": [size] * size,
+        "all_gather": [giver + 1 for giver in range(size) for _ in range(size)],
+        "reduce_scatter": [size * (size + 1) / 2],
+        "all_to_all": [giver + 1 for giver in range(size)],
+    }[name]
+    streams, found = in_turn(xp, lambda given: [calls[name](given[0])], [size * each])
+
+    def expected(turn):
+        more = turn * (size if name == "reduce_scatter" else 1)
+        return [numpy.repeat(numpy.array(numbers, "f4") + more, each)]
+
+    check_on_all_ranks(problems_in_turn(xp, streams, found, expected))
+
+
+def test_a_reduction_is_started_in_one_stream_and_waited_for_in_another(xp):
+    """It waits for what makes its arrays where it is started, and is waited for where its results are asked for."""
+    rank, size = place()
+    first, second = two_streams(xp)
+    total, problems = size * (size + 1) / 2, []
+    with first:
+        given = [xp.zeros(count, "f4") for count in (5000, 3)]
+    bound = strategy().run(lambda: mpidist.get_replica_context().all_reduce_init("SUM", given))
+    for turn in range(4):
+        with first:
+            for array in given:
+                slowly(xp, array, rank + 1 + turn)
+            handle = bound.start(given)
+        with second:
+            results = handle.wait()
+            problems.append(problems_of(xp, results, [numpy.full(n, total + turn * size, "f4") for n in (5000, 3)]))
+    check_on_all_ranks("".join(problems))
+
+
+def test_lists_of_other_addresses_in_two_streams(xp):
+    """The table of a list's addresses is made again for each: the one before may be in use in the other stream."""
+    rank, size = place()
+    counts, streams, found = (3000, 5, 700), two_streams(xp), []
+    lists = []
+    for each in range(2):
+        with streams[0]:
+            lists.append([xp.full(count, rank + 1 + each, "f4") for count in counts])
+    for turn in range(12):
+        with streams[turn % 3 % 2]:
+            found.append(in_replica("SUM", lists[turn // 3 % 2]))
+    problems = []
+    for turn, results in enumerate(found):
+        with streams[turn % 3 % 2]:
+            total = size * (size + 1) / 2 + size * (turn // 3 % 2)
+            problems.append(problems_of(xp, results, [numpy.full(count, total, "f4") for count in counts]))
+    check_on_all_ranks("".join(problems))
+
+
+@pytest.mark.parametrize("make", [mpidist.optimizers.SGD, mpidist.optimizers.Adam], ids=["sgd", "adam"])
+def test_updates_in_two_streams(xp, make):
+    """Each step finds the variables of the step before, which the other stream has made."""
+    rank, size = place()
+    with strategy().scope():
+        made = [mpidist.Variable(xp.zeros(count, "f8")) for count in (20_000, 3)]
+        optimizer = make(0.5)
+    streams = two_streams(xp)
+    for turn in range(6):
+        with streams[turn % 2]:
+            gradients = [xp.zeros(each.shape, "f8") for each in made]
+            for gradient in gradients:
+                slowly(xp, gradient, (rank + 1.0) / (size * (size + 1) / 2))
+            pairs = list(zip(gradients, made, strict=True))
+            strategy().run(lambda pairs=pairs: optimizer.apply_gradients(pairs))
+    with streams[1]:
+        values = [each.value * 1 for each in made]
+        problem = problems_of(xp, values, [numpy.full(each.shape, -3.0) for each in made], rtol=1e-5)
+    check_on_all_ranks(problem)
+
+
+def test_a_bound_reduction_is_dropped_while_it_is_under_way(xp):
+    """Its memory was made in one stream, and is in use in the other one."""
+    rank, size = place()
+    first, second = two_streams(xp)
+    counts, problems = (5000, 3), []
+    for turn in range(4):
+        with first:
+            given = [xp.full(count, rank, "f4") for count in counts]
+            bound = strategy().run(lambda like=given: mpidist.get_replica_context().all_reduce_init("SUM", like))
+            bound(given)
+        with second:
+            others = [xp.zeros(count, "f4") for count in counts]
+            for array in others:
+                slowly(xp, array, rank + 1 + turn)
+            results = bound(others)
+        del bound
+        with first:
+            after = [xp.full(count, -7, "f4") for count in (sum(counts), *counts)]
+        with second:
+            total = size * (size + 1) / 2 + turn * size
+            problems.append(problems_of(xp, results, [numpy.full(count, total, "f4") for count in counts]))
+        del after
+    check_on_all_ranks("".join(problems))
+
+
+class Patient:
+    """A watch that only waits."""
+
+    def tick(self):
+        time.sleep(0)
+
+
+@pytest.mark.gpu(only=True)
+def test_the_host_waits_for_copies_before_their_memory_is_written_again(xp, current):
+    ways, slow, targets = DeviceWays(world_communicator()), xp.zeros(3), [xp.zeros(1000) for _ in range(4)]
+    slowly(xp, slow, 1)
+    for number, target in enumerate(targets):
+        ways.to_device(memory_of(target), numpy.full(1000, number + 1.0), target, Patient())
+    check_on_all_ranks(problems_of(xp, targets, [numpy.full(1000, number + 1.0) for number in range(4)]))
+
+
+@pytest.mark.gpu(only=True)
+def test_the_host_waits_for_a_staged_sum_before_its_memory_is_written_again(xp):
+    rank, size = place()
+    ways, found, after = world_communicator().devices, [], xp.zeros(5000)
+    for turn in range(40):
+        found.append(in_replica("SUM", xp.full(5000, rank + turn + 1.0)))
+        ways.to_device(memory_of(after), numpy.full(5000, -7.0), after, Patient())
+    totals = [size * (size + 1) / 2 + size * turn for turn in range(40)]
+    check_on_all_ranks(problems_of(xp, found, [numpy.full(5000, total) for total in totals]))
+
+
+@pytest.mark.gpu(only=True)
+def test_memory_of_the_host_that_is_still_written_to_is_not_handed_out_again(xp, current):
+    array = xp.zeros(100)
+    memory = memory_of(array)
+    slowly(xp, array, 1)
+    memory.read(array, memory.host_buffer(100, array.dtype))  # of which nobody looks at the values
+    after = memory.host_buffer(100, array.dtype)
+    after[...] = 7
+    xp.cuda.get_current_stream().synchronize()
+    check_on_all_ranks("" if (after == 7).all() else f"{after[0]} in place of 7")

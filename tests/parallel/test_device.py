@@ -220,7 +220,8 @@ class _Doubled(mpidist.optimizers.Adam):
     "make, how, launched",
     [
         (RULES["sgd"], {}, [7]),
-        (RULES["adamw"], {"rows": True}, [1] * 7),
+        (RULES["adamw"], {"rows": True}, [7]),
+        (lambda: mpidist.optimizers.SGD(0.1), {"rows": True}, [6]),
         (RULES["rmsprop"], {}, []),
         (lambda: _Doubled(0.01), {}, []),
     ],

@@ -22,7 +22,7 @@ _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 #: Words that need no entry: they mean what they mean in every English book about programs.
 EVERYDAY = set(
     """
-    about accumulation adapter all alone an and argument array assignment at auto
+    about accumulation adapter all alone an and answer argument array assignment at auto
     backend backward bar base bench but by
     cache cancelled cause chart check chooser class clock command communication comparison completion
     conformance content
@@ -35,7 +35,7 @@ EVERYDAY = set(
     identity implausible implementation info injected input
     job join joining
     key killed kind
-    lambda launch lazy leftover level line list log lone loopback lost
+    lambda launch lazy leftover level limit line list log lone loopback lost
     machine main manager mapping max measure measured membership merge message method min missing mode
     monitoring
     name nest network no norm not number

@@ -95,12 +95,15 @@ def _dtype_of_counts(dtypes: Sequence[Any]) -> Any:
     return floats[0] if floats else numpy.dtype(numpy.float64 if is_complex else numpy.int64)
 
 
-def check_factors(prescale: float | None, postscale: float | None, dtypes: Iterable[tuple[Any, Any]], op: str) -> None:
-    """Raise, before any communication, unless the factors are numbers that can be multiplied by.  Local.
+def checked_factors(
+    prescale: float | None, postscale: float | None, dtypes: Iterable[tuple[Any, Any]], op: str
+) -> tuple[float | None, float | None]:
+    """Return the factors as Python's floats; raise, before any communication, where one cannot be used.  Local.
 
+    NumPy multiplies by a number of its own in the wider of two dtypes, and by one of Python's in that of the array.
     `dtypes` are pairs: that of the values, and that in which they are multiplied.  ValueError where a factor is 0 or
-    not finite, since results would tell nothing; UnsupportedDtypeError for whole numbers and truth values, to which
-    products would be rounded.
+    not finite, or becomes so in such a dtype, since results would tell nothing; UnsupportedDtypeError for whole numbers
+    and truth values, to which products would be rounded.
     """
     for what, value in (("prescale", prescale), ("postscale", postscale)):
         if value is None:
@@ -113,6 +116,12 @@ def check_factors(prescale: float | None, postscale: float | None, dtypes: Itera
                     f"{what} {value} of all_reduce({op}) for {dtype} arrays, whose values would be rounded to whole "
                     "numbers; cast them first, as by array.astype('float32')"
                 )
+            with numpy.errstate(over="ignore"):
+                rounded = multiplied.type(value)
+            if not numpy.isfinite(rounded) or rounded == 0:
+                where = f"in {multiplied}, in which {dtype} is multiplied"
+                raise ValueError(f"{what} must be a finite number other than 0 {where}, got {value}")
+    return None if prescale is None else float(prescale), None if postscale is None else float(postscale)
 
 
 def adjusted(
@@ -128,9 +137,9 @@ def adjusted(
     """
     if adjustment == AS_IT_IS:
         return lambda given: reduce(given, names)
-    prescale, postscale, none_as_zeros = adjustment
-    check_factors(prescale, postscale, [(each.dtype, arrays.wire_dtype(each.dtype)) for each in examples], op)
-    zeros = Zeros(examples, op) if none_as_zeros else None
+    dtypes = [(each.dtype, arrays.wire_dtype(each.dtype)) for each in examples]
+    prescale, postscale = checked_factors(adjustment.prescale, adjustment.postscale, dtypes, op)
+    zeros = Zeros(examples, op) if adjustment.none_as_zeros else None
 
     def fn(given: list[Any]) -> list[Any]:
         values = given if zeros is None else zeros.counted(given)

@@ -13,7 +13,7 @@ from mpidist.collectives.call import Call
 from mpidist.collectives.handle import Handle
 from mpidist.collectives.mismatch import fact
 from mpidist.collectives.persistent import Bound
-from mpidist.collectives.reductions.adjustment import Zeros, check_factors
+from mpidist.collectives.reductions.adjustment import Zeros, checked_factors
 from mpidist.collectives.reductions.intake import Intake, ListIntake, OptionalIntake
 from mpidist.collectives.reductions.plan import Bucket, Plan, Signature, build
 from mpidist.collectives.reductions.reduction import (
@@ -93,11 +93,12 @@ def bind_list(
     ranks.prepare(Call(f"all_reduce({question.op})", signatures), question.algorithm, timeout_seconds)
     plan = build(signatures, op, question.bytes_per_pack or ranks.bytes_per_pack(question.algorithm, on_host))
     multiplied = [(plan.signatures[each.tensors[0]][1], each.dtype) for each in plan.buckets]
-    check_factors(question.prescale, question.postscale, multiplied, question.op)
+    prescale, postscale = checked_factors(question.prescale, question.postscale, multiplied, op)
+    question = question._replace(prescale=prescale, postscale=postscale)
     way = ranks.way(max((bucket.nbytes for bucket in plan.buckets), default=0), question.algorithm, on_host)
     is_array = len(tensors) == 1 and nbytes <= _SHORT_BYTES and not question.is_packed and zeros is None
     is_array = is_array and {tensors[0].dtype} == {plan.buckets[0].dtype, plan.buckets[0].result}
-    targets, scale = [Pieces((0, bucket.elements)) for bucket in plan.buckets], scale_of(ranks, op, question.postscale)
+    targets, scale = [Pieces((0, bucket.elements)) for bucket in plan.buckets], scale_of(ranks, op, postscale)
     segment = one_step(ranks, plan, way, targets, scale, tensors[0].shape if is_array else None) if on_host else None
     is_array = is_array and segment is not None
     any_strides |= is_array or (len(tensors) >= _MANY and nbytes < _SHORT_BYTES * len(tensors))
@@ -107,25 +108,25 @@ def bind_list(
     like = ListIntake(tensors, any_strides, in_memory_order and not question.is_packed, is_long, pack_flat)
     call = _call(plan, like.sources.orders, way, question)
     if is_array and segment is not None:
-        short = ShortArray(ranks, call, signatures[0], segment, question.prescale)
+        short = ShortArray(ranks, call, signatures[0], segment, prescale)
         short.question = question
         return short
     rows = Rows.of(tensors, plan.buckets[0].dtype) if any_strides and segment is not None else None
     pack_checked = None if rows is None else ranks.observer.function(PACK, rows.pack_arrays)
     memory, scratch = None if on_host else memory_of(like.kind), Scratch()
+    before, while_packed = (prescale, None) if on_host else (None, prescale)  # a device multiplies while it packs
 
     def reduction(bucket: Bucket, target: Pieces) -> BucketReduction:
-        own = plan.signatures[bucket.tensors[0]][1] if question.prescale is None else bucket.dtype
-        dtypes = own, bucket.dtype, bucket.result
-        sources = Pieces(bucket.offsets)
-        return ranks.reduction(way, sources, target, dtypes, plan.reduction, scale, like.kind, scratch)
+        own = plan.signatures[bucket.tensors[0]][1] if before is None else bucket.dtype
+        given = (own, bucket.dtype, bucket.result), plan.reduction, scale, like.kind, scratch, while_packed
+        return ranks.reduction(way, Pieces(bucket.offsets), target, *given)
 
     reductions = [segment] if segment is not None else list(map(reduction, plan.buckets, targets))
     sink = ResultSink(plan, like, question.is_packed, zeros)
     intake: Intake = like
     if zeros is not None:
         intake, pack_checked = OptionalIntake(zeros, like, pack_checked or like.pack), None
-    bound = BoundReduction(ranks, call, plan, reductions, intake, sink, memory, question.prescale, pack_checked)
+    bound = BoundReduction(ranks, call, plan, reductions, intake, sink, memory, before, pack_checked)
     bound.question = question
     return bound
 

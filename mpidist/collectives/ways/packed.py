@@ -27,8 +27,18 @@ class PlainPacking:
     """
 
     def __init__(self, pieces: Pieces, observer: Observer) -> None:
-        self.pack = observer.function(PACK, pack)
-        self.unpack = observer.function(UNPACK, partial(pieces.scatter, 0))
+        self._gather = observer.function(PACK, pack)
+        self._scatter = observer.function(UNPACK, partial(pieces.scatter, 0))
+
+    def pack(self, tensors: Sequence[Any], flat: Any, factor: float | None = None) -> None:
+        """Copy tensors into `flat`, multiplied."""
+        self._gather(tensors, flat)
+        _multiply(flat, factor)
+
+    def unpack(self, flat: Any, tensors: Sequence[Any], factor: float | None = None) -> None:
+        """Copy `flat` into tensors, multiplied."""
+        _multiply(flat, factor)
+        self._scatter(flat, tensors)
 
 
 class PackedReduction(BucketReduction):
@@ -36,7 +46,7 @@ class PackedReduction(BucketReduction):
 
     The buffer is the only target, where its dtype is the one in which values are reduced; else it is work memory.
     `is_flat`: there is but one target, in the dtype in which values are reduced.  ``work()`` returns a flat array,
-    which other reductions use as well, but not at the same time.
+    which other reductions use as well, but not at the same time.  `factors` are for values and for results.
     """
 
     def __init__(
@@ -47,10 +57,11 @@ class PackedReduction(BucketReduction):
         is_flat: bool,
         elements: int,
         work: Callable[[], Any],
-        scale: float | None,
+        factors: tuple[float | None, float | None],
         is_apart: bool,
     ) -> None:
-        self._reduce, self._work, self._scale = reduce, work, scale
+        self._reduce, self._work = reduce, work
+        self._prescale, self._scale = factors
         self._pack, self._unpack = sources.pack, targets.unpack
         self._is_flat, self._is_apart = is_flat, is_apart
         self.owned = [(0, elements)]
@@ -64,15 +75,16 @@ class PackedReduction(BucketReduction):
         if is_target and self._is_apart and sources[0] is not targets[0]:
             self._reduce(watch, buffer, self._apart(sources, buffer))
         else:
-            if not (is_target and len(sources) == 1 and sources[0] is targets[0]):
-                self._pack(sources, buffer)
+            is_in_place = is_target and len(sources) == 1 and sources[0] is targets[0] and self._prescale is None
+            if not is_in_place:
+                self._pack(sources, buffer, self._prescale)
             self._reduce(watch, buffer)
-        if self._scale is not None:
-            arrays.namespace(buffer).multiply(buffer, self._scale, out=buffer)
+        if transform is None and not is_target:
+            self._unpack(buffer, targets, self._scale)
+        else:
+            _multiply(buffer, self._scale)
         if transform is not None:
             transform(0, buffer)
-        elif not is_target:
-            self._unpack(buffer, targets)
 
     def _apart(self, sources: Sequence[Any], buffer: Any) -> Any:
         """Return the values as one flat array that is not the buffer."""
@@ -98,12 +110,14 @@ def bind_packed(
     is_apart: bool,
     scratch: Scratch,
     observer: Observer,
+    prescale: float | None = None,
 ) -> PackedReduction:
     """Return the reduction of tensors that are packed.  Local.
 
     `kind` is an empty array of the kind that is reduced; `dtypes` are those of the sources, of what is added, and of
-    the targets.  Reduced values are multiplied by `scale`.  `is_apart`: values and results had better lie apart.
-    `scratch` is work memory of the host, and `observer` is told when tensors of the host are packed and handed out.
+    the targets.  Values are multiplied by `prescale`, reduced ones by `scale`, both in the dtype of what is added.
+    `is_apart`: values and results had better lie apart.  `scratch` is work memory of the host, and `observer` is told
+    when tensors of the host are packed and handed out.
     """
     source, dtype, result = dtypes
     is_flat = targets.is_single and dtype == result
@@ -113,12 +127,22 @@ def bind_packed(
         return PlainPacking(pieces, observer) if memory is None else memory.packing(pieces.offsets)
 
     elements = sources.elements
-    own = cache(lambda: arrays.empty(elements, dtype, kind))
-    work = own if arrays.is_device(kind) else partial(scratch.array, (elements,), dtype)
-    is_apart &= is_flat
+
+    def own() -> Any:
+        array = arrays.empty(elements, dtype, kind)
+        return array if memory is None else memory.kept(array)
+
+    work = cache(own) if arrays.is_device(kind) else partial(scratch.array, (elements,), dtype)
+    is_apart &= is_flat and prescale is None
     if not is_flat or (is_apart and (not sources.is_single or source != dtype)):
         work()  # before any call is begun: a rank that has no memory for it raises, and stays in step
-    return PackedReduction(reduce, packing(sources), packing(targets), is_flat, elements, work, scale, is_apart)
+    factors = prescale, scale
+    return PackedReduction(reduce, packing(sources), packing(targets), is_flat, elements, work, factors, is_apart)
+
+
+def _multiply(values: Any, factor: float | None) -> None:
+    if factor is not None:
+        arrays.namespace(values).multiply(values, factor, out=values)
 
 
 def pack(tensors: Sequence[Any], out: Any) -> None:

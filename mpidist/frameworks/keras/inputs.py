@@ -7,10 +7,13 @@ the chief, so the batches are those of one process.
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import keras
@@ -19,6 +22,7 @@ import numpy
 # Private: everything that Keras takes as input, as batches; `tests/frameworks/test_keras_canaries.py` looks after them.
 from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from mpidist.arrays import as_host
 from mpidist.frameworks.keras import facts
@@ -26,6 +30,9 @@ from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.input.dataset import Dataset
 from mpidist.input.distributed import DistributedDataset, DistributedIterator
+
+#: In a process that loads batches: the PyDataset that they are of.
+_of_process: Any = None
 
 
 class InputAdapter(DataAdapter):
@@ -211,8 +218,8 @@ class KerasBatches(PartAdapter):
 
     def __init__(self, replica: ModelReplica, x: Any, shuffle: bool | str, class_weight: Any) -> None:
         if isinstance(x, keras.utils.PyDataset):
-            if shuffle and x.num_batches is not None:
-                x = _ReorderedBatches(replica, x)
+            if x.num_batches is not None:
+                x = _FiniteBatches(replica, x, bool(shuffle), class_weight)
             shuffle = False
         with warnings.catch_warnings():
             if not replica.is_chief:
@@ -231,29 +238,53 @@ class KerasBatches(PartAdapter):
         facts.compare_ends(self._replica, count)
 
 
-class _ReorderedBatches(keras.utils.PyDataset):
-    """A PyDataset whose batches come in another order each epoch, drawn on the chief as Keras draws it."""
+class _FiniteBatches(PyDatasetAdapter):
+    """Batches of a PyDataset of known length, in an order that is drawn on the chief as Keras draws it.
 
-    def __init__(self, replica: ModelReplica, batches: keras.utils.PyDataset) -> None:
-        super().__init__(batches.workers, batches.use_multiprocessing, batches.max_queue_size)
-        self._replica, self._batches = replica, batches
-        self._order: numpy.ndarray | None = None
+    Workers only load batches before they are asked for.  Those of Keras begin before the epoch does, and what they have
+    loaded when an epoch ends comes in the next one, as many batches as there was time for: others on each rank.
+    """
 
-    @property
-    def num_batches(self) -> int | None:
-        return self._batches.num_batches
+    def __init__(self, replica: ModelReplica, batches: keras.utils.PyDataset, shuffle: bool, class_weight: Any) -> None:
+        super().__init__(batches, class_weight, shuffle)
+        self._replica, self.enqueuer = replica, None
 
-    def __getitem__(self, index: int) -> Any:
-        return self._batches[index if self._order is None else int(self._order[index])]
+    def _finite_generator(self) -> Iterator[Any]:
+        order = list(range(self.py_dataset.num_batches))
+        if self.shuffle:
+            random.shuffle(order)
+            order = self._replica.from_chief([numpy.array(order, "int64")])[0].tolist()
+        for batch in _loaded(self.py_dataset, order):
+            yield self._standardize_batch(batch)
 
-    def on_epoch_begin(self) -> None:
-        order = list(range(self._batches.num_batches or 0))
-        random.shuffle(order)
-        self._order = self._replica.from_chief([numpy.array(order, "int64")])[0]
-        self._batches.on_epoch_begin()
 
-    def on_epoch_end(self) -> None:
-        self._batches.on_epoch_end()
+def _loaded(batches: keras.utils.PyDataset, order: Sequence[int]) -> Iterator[Any]:
+    """Yield batches in this order, while workers load the next ones."""
+    if batches.workers < 1 or (batches.workers == 1 and not batches.use_multiprocessing):
+        yield from map(batches.__getitem__, order)
+        return
+    if batches.use_multiprocessing:
+        pool, load = multiprocessing.Pool(batches.workers, _take, (batches,)), _batch_of_process
+    else:
+        pool, load = ThreadPool(batches.workers), batches.__getitem__
+    waiting: deque[Any] = deque()
+    with closing(pool):
+        for index in order:
+            waiting.append(pool.apply_async(load, (index,)))
+            if len(waiting) > (batches.max_queue_size or len(order)):
+                yield waiting.popleft().get()
+    while waiting:
+        yield waiting.popleft().get()
+
+
+def _take(batches: keras.utils.PyDataset) -> None:
+    """Have this process of a pool load batches of a PyDataset."""
+    global _of_process
+    _of_process = batches
+
+
+def _batch_of_process(index: int) -> Any:
+    return _of_process[index]
 
 
 def rows_of(batch: Any) -> int:

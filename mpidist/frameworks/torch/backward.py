@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import count
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 import torch
 
@@ -31,21 +31,30 @@ _waiting: dict[int, dict[int, PassWatch]] = {}
 class PassWatch:
     """Tells of the backward passes that give one of some parameters a gradient.
 
-    ``begin(parameter)`` is called when a pass, or one inside it, has given the first gradient, and returns whether this
-    counts; else it is called with the next one.  ``end()`` is called when the outermost pass is over, and its error is
-    raised by ``backward()``.  `is_open`: a pass has given gradients and is not over; also one that was broken off.
+    ``look(parameter)`` is called before a pass, or one inside it, adds to the first gradient, and returns whether this
+    counts; else it is called with the next one.  ``begin()`` is called when that gradient is there: never where
+    `torch.autograd.grad` only returns it.  ``end()`` is called when the outermost pass is over, and its error is raised
+    by ``backward()``.  `is_open`: a pass has given gradients and is not over; also one that was broken off.
     """
 
-    def __init__(self, begin: WeakMethod[Any], end: WeakMethod[Any]) -> None:
+    def __init__(self, look: WeakMethod[Any], begin: WeakMethod[Any], end: WeakMethod[Any]) -> None:
         self.is_open = False
-        self._begin, self._end = begin, end
+        self._look, self._begin, self._end = look, begin, end
         self._order = next(_orders)
-        self._last = -1
+        self._last = self._looked = -1
+        self._first: tuple[Any, Any] = None, None  # the parameter that was the first last, and the handle of its hook
 
     def watch(self, parameter: torch.Tensor) -> None:
         """Watch one more parameter, which may be frozen: PyTorch takes hooks of others only, and keeps them."""
         is_trained = parameter.requires_grad
-        parameter.requires_grad_(True).register_post_accumulate_grad_hook(self._accumulated)
+        known = ref(parameter)
+
+        @torch.utils.hooks.unserializable_hook
+        def hook(gradient: torch.Tensor | None) -> None:
+            if current_pass() != self._looked and gradient is not None:
+                self._comes(known)
+
+        parameter.requires_grad_(True).register_hook(hook)
         parameter.requires_grad_(is_trained)
 
     def is_inside(self) -> bool:
@@ -53,13 +62,24 @@ class PassWatch:
         has_run_another = self.is_open and self._last not in _waiting
         return current_pass() >= 0 and not has_run_another
 
-    def _accumulated(self, parameter: torch.Tensor) -> None:
-        number = current_pass()
-        if number == self._last:
+    def _comes(self, known: ref[torch.Tensor]) -> None:
+        """Look at the gradients before a parameter's is added, and wait for that."""
+        look, parameter = self._look(), known()
+        if look is None or parameter is None or not parameter.requires_grad or not look(parameter):
+            return  # who asked was dropped, or does not reduce it
+        self._looked = current_pass()
+        first, handle = self._first
+        if first is not known:
+            if handle is not None:
+                handle.remove()
+            self._first = known, parameter.register_post_accumulate_grad_hook(self._has_come)
+
+    def _has_come(self, _: torch.Tensor) -> None:
+        """Begin a pass: the gradient is there."""
+        begin, number = self._begin(), current_pass()
+        if begin is None or number != self._looked:
             return
-        begin = self._begin()
-        if begin is None or not begin(parameter):  # who asked was dropped, or does not reduce it
-            return
+        begin()
         self._last = number
         self.is_open = True
         _those_that_wait(number)[self._order] = self

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from math import inf
 from typing import Any
 from weakref import ref
 from zlib import adler32, crc32
@@ -117,38 +116,36 @@ class GradientMarks:
                 marked.append((parameter, ref(gradient), gradient._version, values))
         self._marked, self._aside, self._is_for_all = marked, _Aside(there) if there else None, True
 
-    def state(self, whole: Sequence[GradientMarks] = (), added: torch.Tensor | None = None) -> MarkState:
+    def are_cleared(self, is_whole: bool, with_zeros: bool) -> bool:
+        """Return whether the gradients were set to None or zero since.  Local.
+
+        `is_whole`: a few do not stand for the others.  `with_zeros`: zeros that were there before are not cleared.
+        """
+        if is_whole and any(map(_is_left, self._parameters)):
+            return False
+        return (is_whole and not with_zeros) or self._state_of_marked() is MarkState.CLEARED
+
+    def state(self, is_whole: bool = False) -> MarkState:
         """Return what has become of the gradients since: of the one to which least was done.  Local.
 
-        `whole` are all marks of a model, where a few that are cleared do not stand for the others.  `added` is the
-        parameter whose gradient a backward pass has just added to; else it is asked only where there is no other.
+        `is_whole`: a few that are cleared do not stand for the others.
         """
-        least = self._state_of_marked(added)
-        if least is not MarkState.CLEARED or not whole:
+        least = self._state_of_marked()
+        if least is not MarkState.CLEARED or not is_whole:
             return least
-        others = [each for marks in whole for each in marks._places if each[0] is not added and each[0].requires_grad]
-        fewest = min(map(_changes, others), default=1)
-        cleared = inf if fewest == inf else min(fewest, 1) + 1  # set to zero as they were, and added to by the pass
-        states = [
-            _state_of_added(each, cleared) if each[0] is added else _state(each)
-            for each in self._places
-            if each[0].requires_grad and each[0].grad is not None and has_values(each[0].grad)
-        ]
+        states = [_state(each) for each in self._places if _is_left(each[0])]
         return max(states, key=[*MarkState].index, default=least)
 
-    def _state_of_marked(self, added: torch.Tensor | None) -> MarkState:
+    def _state_of_marked(self) -> MarkState:
         if self._aside is not None:
-            if not self._is_for_all and self._aside.is_cleared(added):
+            if not self._is_for_all and self._aside.is_cleared():
                 return MarkState.CLEARED
-            if any(each[0] is not added and _state(each) is MarkState.KEPT for each in self._marked):
+            if any(_state(each) is MarkState.KEPT for each in self._marked):
                 return MarkState.KEPT
             self._read()
         least = MarkState.CLEARED
-        is_sole = len(self._marked) == 1
         for mark in self._marked:
-            if mark[0] is added and not is_sole:
-                continue
-            state = _state_of_added(mark) if mark[0] is added else _state(mark)
+            state = _state(mark)
             if state is MarkState.KEPT:
                 return state
             if state is MarkState.CHANGED or least is MarkState.CLEARED:
@@ -174,9 +171,9 @@ class _Aside:
             is_one = len({(each.dtype, each.device) for each in parts}) == 1
             self._values = torch.cat(parts) if is_one else [each.clone() for each in parts]
 
-    def is_cleared(self, added: torch.Tensor | None) -> bool:
-        """Return whether there is more than the gradient of `added`, and all that was there besides it is gone."""
-        return len(self._parameters) > 1 and all(each.grad is None for each in self._parameters if each is not added)
+    def is_cleared(self) -> bool:
+        """Return whether all that was there is gone."""
+        return all(each.grad is None for each in self._parameters)
 
     def marks(self) -> list[_Mark]:
         """Return the marks; waits for the device."""
@@ -214,17 +211,9 @@ def _state(mark: _Mark) -> MarkState:
     return MarkState.CHANGED if is_same else MarkState.REPLACED
 
 
-def _state_of_added(mark: _Mark, cleared: float = 2) -> MarkState:
-    """Return what had become of a gradient before a pass has added to it; it has so many changes if it was cleared."""
-    return MarkState.KEPT if 0 < _changes(mark) < cleared else MarkState.CLEARED
-
-
-def _changes(mark: _Mark) -> float:
-    """Return how often a gradient was changed in place since, infinity where it is gone."""
-    parameter, marked, version, _ = mark
-    gradient = parameter.grad
-    is_same = marked is not None and gradient is marked()
-    return gradient._version - version if is_same and gradient is not None else inf
+def _is_left(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter that is trained has a gradient that is not all zeros."""
+    return parameter.requires_grad and parameter.grad is not None and has_values(parameter.grad)
 
 
 def _values(gradient: torch.Tensor) -> bytes:

@@ -64,17 +64,19 @@ class GradientOrigins:
             return [*self._shares, self._rest]
         return [next((each for each in self._shares if each.optimizer() is optimizer), self._rest)]
 
-    def _whole(self) -> list[GradientMarks]:
-        """Return the marks that tell each other what was overlooked; none where that does not matter."""
-        return [each.marks for each in self._of(None)] if self.is_whole else []
-
-    def begin(self, parameter: torch.Tensor, is_inside: bool) -> bool:
-        """Return whether gradients were cleared before the pass that has just given this parameter's.
+    def look(self, is_inside: bool) -> None:
+        """Look whether gradients are cleared now, before a pass adds to the first.  Local.
 
         `is_inside`: another pass is going on, or was broken off.
         """
         for each in self._of(None):
-            each.begin(parameter, is_inside, self._whole())
+            if not (is_inside and each.is_cleared):
+                each.is_found_cleared = each.marks.are_cleared(self.is_whole, self.has_local)
+
+    def begin(self) -> bool:
+        """Take note of a pass behind a `look`; return whether gradients were cleared before it.  Local."""
+        for each in self._of(None):
+            each.begin()
         self.has_local = True
         is_cleared = all(each.is_cleared for each in self._shares or [self._rest])
         if is_cleared:
@@ -128,7 +130,7 @@ class GradientOrigins:
 
     def left(self, optimizer: Any = None) -> MarkState:
         """Return what was done to gradients since they were reduced; to an optimizer's, or to all."""
-        found = [each.marks.state(self._whole()) for each in self._of(optimizer)]
+        found = [each.marks.state(self.is_whole) for each in self._of(optimizer)]
         return max(found, key=[*MarkState].index)
 
 
@@ -139,15 +141,14 @@ class _Share:
         self.optimizer: Any = (lambda: None) if optimizer is None else ref(optimizer)
         self.parameters, self.marks = parameters, GradientMarks(parameters)
         self.is_reduced = self.is_mixed = False
-        self.is_cleared = False  # before the pass that is going on
+        self.is_cleared = self.is_found_cleared = False  # before the pass that is going on; when somebody looked last
         if like is not None:
-            self.is_reduced, self.is_mixed, self.is_cleared = like.is_reduced, like.is_mixed, like.is_cleared
+            self.is_reduced, self.is_mixed = like.is_reduced, like.is_mixed
+            self.is_cleared, self.is_found_cleared = like.is_cleared, like.is_found_cleared
 
-    def begin(self, parameter: torch.Tensor, is_inside: bool, whole: Sequence[GradientMarks]) -> None:
-        """Look whether the gradients were cleared before the pass that has just given this parameter's."""
-        if is_inside and self.is_cleared:
-            return
-        self.is_cleared = self.marks.state(whole, parameter) is MarkState.CLEARED
+    def begin(self) -> None:
+        """Take note of a pass."""
+        self.is_cleared = self.is_found_cleared
         if self.is_cleared:
             self.is_reduced = False
         self.is_mixed = self.is_reduced

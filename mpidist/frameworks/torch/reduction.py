@@ -120,7 +120,8 @@ class GradientReduction:
         self._sparse_as_dense, self.compression = sparse_as_dense, compression
         self._list: GradientList | None = None
         self._sparse: frozenset[int] = frozenset()
-        self._watch = PassWatch(WeakMethod(self.begin_backward), WeakMethod(self.end_backward))
+        calls = WeakMethod(self.before_backward), WeakMethod(self.begin_backward), WeakMethod(self.end_backward)
+        self._watch = PassWatch(*calls)
         self.ownership = Ownership(owner, named, self._watch.watch)
         self.origins = GradientOrigins(op == "sum" and replicas.size > 1)
         self.steps = 0  # by optimizers, since the beginning or the last `join`
@@ -192,8 +193,8 @@ class GradientReduction:
 
     # -- when ---------------------------------------------------------------------------------------------------------
 
-    def begin_backward(self, parameter: torch.Tensor) -> bool:
-        """Look whether gradients were cleared before the pass that has just given this parameter's.
+    def before_backward(self, parameter: torch.Tensor) -> bool:
+        """Look whether gradients were cleared before the pass that is about to give this parameter's.
 
         Returns whether that is reduced here.
         """
@@ -203,9 +204,13 @@ class GradientReduction:
             now = [each for _, each in trainable(self._named())]
             if not are_same(now, self.origins.parameters):
                 self.origins.bind(now)
-        if self.origins.begin(parameter, self._watch.is_open):
-            self.parts.clear()
+        self.origins.look(self._watch.is_open)
         return True
+
+    def begin_backward(self) -> None:
+        """Take note of the first gradient of a pass."""
+        if self.origins.begin():
+            self.parts.clear()
 
     def end_backward(self) -> None:
         """Reduce the gradients if this was the last pass before a step."""

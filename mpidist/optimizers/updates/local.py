@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,22 +14,23 @@ from mpidist.optimizers.gradients import coalesced, sum_over_replicas
 from mpidist.optimizers.rule import Rule, Step
 from mpidist.optimizers.saved_slots import SavedSlots
 from mpidist.optimizers.slots import Slots
-from mpidist.optimizers.sparse import values_of
+from mpidist.optimizers.sparse import dense_within, values_of
+from mpidist.optimizers.step_notes import StepNotes
 from mpidist.optimizers.updates.one_copy import OneCopyUpdates
-from mpidist.optimizers.updates.parts import update_part
+from mpidist.optimizers.updates.parts import update_part, updates_rows
 from mpidist.optimizers.updates.sharded import ShardedUpdates
 from mpidist.optimizers.updates.updates import Updates
-from mpidist.optimizers.updates.variable_list import VariableList, gradients_of, unpacked
+from mpidist.optimizers.updates.variable_list import Run, VariableList, gradients_of, unpacked
 from mpidist.variables import IndexedSlices, begin_writing, note_changes
 
 #: Returns the step of a variable, from its position in a list and its factor.
 _StepFn = Callable[[int, float], Step]
 
 
-class LocalUpdates(Updates):
+class LocalUpdates(Updates, StepNotes):
     """Steps on variables of this process."""
 
-    iterations = 0
+    _iterations = 0
 
     def __init__(self, slot_names: Sequence[str], initial_slots: Mapping[str, float]) -> None:
         self._slots = Slots(slot_names, initial_slots)
@@ -41,12 +43,26 @@ class LocalUpdates(Updates):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle holds: steps and whole slots; what is known of lists of variables is true only here."""
         self._sharded.require_whole()
-        return {"iterations": self.iterations, "_slots": self._slots}
+        return {"_iterations": self.iterations, "_slots": self._slots}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over what a pickle holds."""
         self.__dict__.update(state)
         self._begin()
+
+    @property
+    def iterations(self) -> int:
+        if self._answer is not None:  # asked for in each step
+            self.settle()
+        return self._iterations
+
+    @iterations.setter
+    def iterations(self, value: int) -> None:
+        self.settle()
+        self._iterations = value
+
+    def note(self, is_left_out: bool) -> None:
+        self._iterations += not is_left_out
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -70,7 +86,8 @@ class LocalUpdates(Updates):
         sums = not are_sums and not context.in_cross_replica_context()
         # Asked for before the sum: a schedule is a user's function, and sums are packed in memory that is used again.
         step_for = _step_fn(rule, listed)
-        may_be_sharded = sums and is_dense and rule.takes_slices and not stages.look_at_gradients
+        looks = stages.look_at_gradients
+        may_be_sharded = sums and is_dense and rule.takes_slices and not looks
         updates = _update_of(context.get_strategy().extended) if may_be_sharded and not listed.is_light else None
         # What sums and applies gradients in one pass, None where that is not the way; then slots are whole.
         sharded = self._sharded.plan(updates, gradients, listed)
@@ -79,56 +96,103 @@ class LocalUpdates(Updates):
             sharded.run(rule, gradients, [step_for(member, factor) for member in range(len(variables))])
         else:
             packs = _summed(gradients, listed, is_dense) if sums else listed.packed(coalesced(gradients))
-            values = [values_of(each) for each in unpacked(packs)] if stages.look_at_gradients else variables
+            is_whole = is_dense and listed.has_copies
+            if is_whole and looks and self._update_by_device(rule, stages, packs, listed, scale, step_for):
+                return
+            values = [values_of(each) for each in unpacked(packs)] if looks else variables
             factors = stages.factors(values, variables, scale)
             if factors is None:
                 return
-            self._update(rule, packs, listed, factors, step_for, is_dense)
-        self.iterations += 1
+            if is_whole:
+                self._update_runs(rule, packs, listed, variables, factors, step_for)
+            else:
+                self._update_one_by_one(rule, packs, listed, factors, step_for)
+        self.note(is_left_out=False)
 
-    def _update(
+    def _update_by_device(
+        self,
+        rule: Rule,
+        stages: GradientStages,
+        packs: Sequence[Packed],
+        listed: VariableList,
+        scale: float,
+        step_for: _StepFn,
+    ) -> bool:
+        """Make a step of which the device finds the norms, and whether it is left out; does not wait for either.
+
+        Return whether the device can do that; if not, nothing has been done.
+        """
+        if not listed.is_on_device or listed.is_split:
+            return False
+        limits = stages.limits(scale)
+        runs = self._runs(rule, packs, listed, not limits.is_each)
+        joint = listed.joint_update(rule, runs)
+        if joint is None:
+            return False
+        begin_writing(listed.variables)
+        answer = joint.run(rule, *_applied(packs, runs, lambda member: step_for(member, limits.factor)), limits)
+        note_changes(listed.variables)
+        if answer is None:
+            self.note(is_left_out=False)
+            return True
+        for counter in (self, stages, stages.loss_scale):  # the answer before is known since `step_for` was made
+            counter.expect(answer)
+        return True
+
+    def _update_one_by_one(
+        self, rule: Rule, packs: Sequence[Packed], listed: VariableList, factors: Sequence[float], step_for: _StepFn
+    ) -> None:
+        """Apply gradients of which some are rows, or are for variables in one copy; those of neither kind together."""
+        one_copy, others, variables = [], [], []
+        for pack in packs:
+            (member,) = pack.tensors
+            gradient, variable, step = pack.values, listed.variables[member], step_for(member, factors[member])
+            if variable.one_copy is not None:
+                one_copy.append((gradient, variable, step))
+                continue
+            if isinstance(gradient, IndexedSlices):
+                if updates_rows(rule, gradient, step) or not listed.is_on_device:
+                    update_part(rule, gradient, variable, self._slots.of(variable), step)
+                    variable.note_change()
+                    continue
+                size = math.prod(variable.shape)
+                pack = Packed(pack.tensors, (0, size), dense_within(gradient, slice(0, size)))
+            others.append(pack)
+            variables.append(variable)
+        if others:
+            self._update_runs(rule, others, listed, variables, factors, step_for)
+        if one_copy:
+            self._one_copy.run(rule, self._slots, *zip(*one_copy, strict=True))
+
+    def _update_runs(
         self,
         rule: Rule,
         packs: Sequence[Packed],
         listed: VariableList,
+        variables: Sequence[Any],
         factors: Sequence[float],
         step_for: _StepFn,
-        is_dense: bool,
     ) -> None:
-        """Apply the rule to summed gradients; to rows one by one, and to variables in one copy together."""
-        if is_dense and listed.has_copies:
-            self._update_runs(rule, packs, listed, factors, step_for)
-            return
-        together = []
-        steps = map(step_for, range(len(factors)), factors)
-        for update in zip(unpacked(packs), listed.variables, steps, strict=True):
-            gradient, variable, step = update
-            if variable.one_copy is None:
-                update_part(rule, gradient, variable, self._slots.of(variable), step)
-                variable.note_change()
-            else:
-                together.append(update)
-        if together:
-            self._one_copy.run(rule, self._slots, *zip(*together, strict=True))
+        """Apply arrays, the gradients of some variables of a list: in one launch where the memory can, or run by run.
 
-    def _update_runs(
-        self, rule: Rule, packs: Sequence[Packed], listed: VariableList, factors: Sequence[float], step_for: _StepFn
-    ) -> None:
-        """Apply summed gradients, each times its factor, run by run."""
-        variables = listed.variables
+        Each is multiplied by its factor.
+        """
         begin_writing(variables)
-        joins = rule._joins and factors.count(factors[0]) == len(factors)
-        runs = listed.runs(packs, self._slots, listed.decays(rule) if joins else range(len(variables)))
-        joint = listed.joint_update(runs)
-        if joint is not None and rule.has_formula:
-            steps = [step_for(run.member, factors[run.member]) for own in runs for run in own]
-            joint.run(rule, list(gradients_of(packs, runs)), steps)
+        runs = self._runs(rule, packs, listed, factors.count(factors[0]) == len(factors))
+        joint = listed.joint_update(rule, runs)
+        if joint is not None:
+            joint.run(rule, *_applied(packs, runs, lambda member: step_for(member, factors[member])))
         else:
             for pack, own in zip(packs, runs, strict=True):
                 values = rule._scratch.flat(pack.values)
                 for run in own:
                     rule.update(run.parameter, values[run.where], run.slots, step_for(run.member, factors[run.member]))
         note_changes(variables)
+
+    def _runs(self, rule: Rule, packs: Sequence[Packed], listed: VariableList, is_one_factor: bool) -> list[list[Run]]:
+        """Return what is updated at once of packed gradients, which have one factor or several."""
+        joins = rule._joins and is_one_factor
+        return listed.runs(packs, self._slots, listed.decays(rule) if joins else range(len(listed.variables)))
 
     # -- slots --------------------------------------------------------------------------------------------------------
 
@@ -167,6 +231,13 @@ def _update_of(extended: Any) -> FusedUpdate | None:
     """Return what sums gradients and updates the variables of a strategy in one pass, if there is such a thing."""
     engine = extended.engine()
     return None if engine is None else engine.update(extended.has_one_copy)
+
+
+def _applied(
+    packs: Sequence[Packed], runs: Sequence[Sequence[Run]], step_of: Callable[[int], Step]
+) -> tuple[list[Any], list[Step]]:
+    """Return gradient and step of each run; `step_of` gives that of a position in the list."""
+    return list(gradients_of(packs, runs)), [step_of(run.member) for own in runs for run in own]
 
 
 def _step_fn(rule: Rule, listed: VariableList) -> _StepFn:

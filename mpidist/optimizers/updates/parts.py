@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mpidist.device.memory import memory_of
 from mpidist.optimizers import slices, sparse
 from mpidist.optimizers.rule import Rule, Step
 from mpidist.variables import IndexedSlices
@@ -13,7 +12,7 @@ from mpidist.variables import IndexedSlices
 
 def elements_to_update(rule: Rule, gradient: Any, variable: Any, step: Step) -> int:
     """Return how many elements the update of a variable goes through."""
-    return gradient.values.size if _updates_rows(rule, gradient, step) else math.prod(variable.shape)
+    return gradient.values.size if updates_rows(rule, gradient, step) else math.prod(variable.shape)
 
 
 def update_part(
@@ -25,22 +24,17 @@ def update_part(
     rows of which some elements are before `stop`, those are meant that begin after `start` or there.
     """
     parameter = variable.storage
-    if _updates_rows(rule, gradient, step):
+    if updates_rows(rule, gradient, step):
         rows = gradient if stop is None else sparse.rows_within(gradient, start, stop)
         _update_rows(rule, parameter, rows, slots, step)
         return
     where = slice(start, parameter.size if stop is None else stop)
     is_sparse = isinstance(gradient, IndexedSlices)
     flat = sparse.dense_within(gradient, where) if is_sparse else rule._scratch.flat(gradient)[where]
-    own, own_slots, memory = parameter.reshape(-1)[where], slices.pick(slots, where), memory_of(parameter)
-    joint = memory.joint_update([own], [own_slots]) if memory is not None and rule.has_formula else None
-    if joint is None:
-        rule.update(own, flat, own_slots, step)
-    else:
-        joint.run(rule, [flat], [step])
+    rule.update(parameter.reshape(-1)[where], flat, slices.pick(slots, where), step)
 
 
-def _updates_rows(rule: Rule, gradient: Any, step: Step) -> bool:
+def updates_rows(rule: Rule, gradient: Any, step: Step) -> bool:
     """Whether only those rows of the variable are touched that have a gradient."""
     return isinstance(gradient, IndexedSlices) and rule.zero_gradient_changes_nothing and not step.decay
 

@@ -17,6 +17,7 @@ from mpidist.device.memory import JointUpdate, memory_of
 from mpidist.optimizers.rule import Rule
 from mpidist.optimizers.slots import Slots
 from mpidist.optimizers.sparse import values_of
+from mpidist.variables import SplitVariable
 
 #: Gradients that are shorter than this on average are packed, to be applied in few calls.
 _SHORT_BYTES = 1 << 14
@@ -47,7 +48,8 @@ class VariableList:
     """Some variables, in an order.
 
     `has_copies`: this rank has a copy of its own of each.  `is_packed`: its gradients are packed.  `is_light`: every
-    rank applies all packed gradients, which for short lists is quicker than slices.
+    rank applies all packed gradients, which for short lists is quicker than slices.  `is_split`: some are split over
+    the ranks of a replica.  `is_on_device`: all are arrays of one kind that is not NumPy's.
 
     ValueError where a variable comes twice: its second step would begin with what the first has made of it.
     """
@@ -63,6 +65,8 @@ class VariableList:
         self.has_copies = all(variable.one_copy is None for variable in variables)
         self.is_packed = self.has_copies and len(variables) > 1 and nbytes < _SHORT_BYTES * len(variables)
         self.is_light = self.is_packed and nbytes < _LIGHTER * update.LEAST_BYTES
+        self.is_split = any(isinstance(variable, SplitVariable) for variable in variables)
+        self.is_on_device = len(self._types) == 1 and not issubclass(next(iter(self._types)), numpy.ndarray)
         self._runs: tuple[Any, list[list[Run]]] = (None, [])
         self._joint: tuple[Any, JointUpdate | None] = (None, None)
         self._decays: tuple[Any, list[float]] = (None, [])
@@ -109,11 +113,13 @@ class VariableList:
             self._runs = key, [list(self._cut(pack, slots, likeness)) for pack in packs]
         return self._runs[1]
 
-    def joint_update(self, runs: list[list[Run]]) -> JointUpdate | None:
-        """Return the update of all runs at once, where their memory has such a thing; `runs` are as `runs` returned."""
+    def joint_update(self, rule: Rule, runs: list[list[Run]]) -> JointUpdate | None:
+        """Return the update of all runs at once, where rule and memory have such a thing; `runs` as `runs` returned."""
+        if not (self.is_on_device and rule.has_formula):
+            return None
         if self._joint[0] is not runs:
             parameters, slots = zip(*((run.parameter, run.slots) for own in runs for run in own), strict=True)
-            memory = memory_of(parameters[0]) if len(self._types) == 1 else None
+            memory = memory_of(parameters[0])
             self._joint = runs, None if memory is None else memory.joint_update(parameters, slots)
         return self._joint[1]
 

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpidist.arrays import as_host
 from mpidist.errors import CollectiveMismatchError, UnsupportedDtypeError
 from mpidist.testing import run_ranks
+from mpidist.testing.device import on_device, pretended_device
 from mpidist.world import world_communicator
 
 #: One short array, a short list of one dtype, one of two dtypes, a long list.
@@ -61,6 +63,22 @@ def test_factors_before_and_after_the_reduction(kind, op, expected, hosts):
     run_ranks(3, on_rank, hosts=hosts)
 
 
+@pytest.mark.parametrize("why_no_link", ["", "none is wanted"], ids=["link", "staged"])
+@kinds
+def test_factors_of_arrays_on_a_device(kind, why_no_link):
+    def on_rank():
+        communicator = world_communicator()
+        like = list(map(on_device, _arrays(kind, 0.0)))
+        bound = communicator.all_reduce_init(like, "mean", prescale=0.5, postscale=4.0)
+        for _ in range(2):
+            given = list(map(on_device, _arrays(kind, communicator.rank + 1.0)))
+            _check(map(as_host, bound(given)), kind, 5.0)
+            _check(map(as_host, given), kind, communicator.rank + 1.0)
+
+    with pretended_device(why_no_link):
+        run_ranks(4, on_rank)
+
+
 def test_a_factor_before_the_sum_keeps_it_from_overflowing():
     def on_rank():
         communicator = world_communicator()
@@ -87,6 +105,43 @@ def test_16_bit_floats_are_multiplied_in_32_bits_in_short_and_in_long_lists(host
         return [{*each.tolist()} for each in found]
 
     assert run_ranks(3, on_rank, hosts=hosts) == [[{float(expected)}, {float(expected)}]] * 3
+
+
+@pytest.mark.parametrize("as_given", [numpy.float64, numpy.float32, numpy.float16])
+def test_numbers_of_numpy_are_multiplied_by_as_pythons_are(as_given):
+    """NumPy's product of a float32 array and a float64 number is a float64, and 1/3 of a float16 is a float16."""
+    prescale, postscale = as_given(1 / 3), as_given(0.1)
+    shapes = [[(3, "f4")], [(3, "f8")], [(3, "f4"), (2, "f8")], [(3000, "f4"), (70, "f4")], [(3, "f2"), (3000, "f2")]]
+
+    def on_rank():
+        communicator = world_communicator()
+        for shape in shapes:
+            values = [numpy.linspace(1, 2 + communicator.rank, length).astype(dtype) for length, dtype in shape]
+            for to_kind in (list, lambda given: list(map(on_device, given))):
+                given = to_kind(values)
+                expected, found = (
+                    communicator.all_reduce_init(given, "mean", prescale=before, postscale=after)(given)
+                    for before, after in ((float(prescale), float(postscale)), (prescale, postscale))
+                )
+                for own, other in zip(found, expected, strict=True):
+                    numpy.testing.assert_array_equal(as_host(own), as_host(other))
+
+    with pretended_device():
+        run_ranks(3, on_rank)
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("f4", "float32"), ("f2", "float32"), ("c8", "complex64")])
+@pytest.mark.parametrize("factor", [1e300, 1e-300])
+def test_a_factor_that_is_0_or_infinite_in_the_dtype_of_sums_is_an_error(dtype, told, factor):
+    def on_rank():
+        communicator = world_communicator()
+        for name in ("prescale", "postscale"):
+            with pytest.raises(ValueError, match=f"^{name} must be a finite number other than 0 in {told}, in which "):
+                communicator.all_reduce_init([numpy.ones(2, dtype)], **{name: factor})
+            (found,) = communicator.all_reduce_init([numpy.ones(2)], **{name: factor})([numpy.ones(2)])
+            assert found.tolist() == [2 * factor] * 2
+
+    run_ranks(2, on_rank)
 
 
 def test_the_mean_of_integers_may_be_multiplied_and_their_sum_may_not():

@@ -77,9 +77,9 @@ def test_a_job_that_cannot_be_noted_down_is_submitted_all_the_same(capsys, tmp_p
     (tmp_path / ".local").write_text("a file where the folder of the record belongs")
     assert submit() == 0
     told = capsys.readouterr()
-    assert "submitted train.sh as job 4711" in told.out
+    assert told.out == "mpidist job: submitted train.sh as job 4711; its output: train-4711.out\n"
     assert "jobs.jsonl cannot be written (" in told.err
-    assert told.err.endswith("status, logs and cancel of mpidist do not know job 4711\n")
+    assert told.err.endswith("mpidist job cannot look after job 4711: end it by scancel 4711\n")
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
@@ -104,9 +104,27 @@ def test_a_program_of_the_scheduler_that_cannot_be_started_is_named(capsys, tmp_
         (tmp_path / "bin" / name).write_bytes(b"no program")
     capsys.readouterr()
     assert submit() == 1
-    assert "mpidist job: sbatch --test-only cannot be started: Exec format error\n" in capsys.readouterr().err
+    assert "mpidist job: sbatch --test-only: cannot be started: Exec format error\n" in capsys.readouterr().err
     assert job.main(["status"]) == 0
-    assert "squeue cannot be started: Exec format error" in capsys.readouterr().out
+    assert "squeue: cannot be started: Exec format error" in capsys.readouterr().out
+
+
+def test_a_program_that_may_not_be_run_is_not_said_to_be_missing(capsys, tmp_path):
+    assert submit() == 0
+    for name in ("sbatch", "squeue"):
+        (tmp_path / "bin" / name).chmod(0o644)
+    capsys.readouterr()
+    assert submit() == 1
+    assert capsys.readouterr().err == "mpidist job: sbatch: cannot be started: Permission denied\n"
+    assert job.main(["status"]) == 0
+    assert "squeue: cannot be started: Permission denied" in capsys.readouterr().out
+
+
+def test_a_scheduler_that_does_not_answer_is_left_alone(slurm, capsys, monkeypatch):
+    monkeypatch.setattr(job, "_PATIENCE", 0.2)
+    slurm(sbatch="exec /bin/sleep 60")
+    assert submit() == 1
+    assert capsys.readouterr().err == "mpidist job: sbatch --test-only: did not answer within 0.2 s\n"
 
 
 def test_an_answer_may_have_letters_of_any_kind(slurm, capsys):

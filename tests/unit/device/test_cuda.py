@@ -4,6 +4,7 @@ import importlib
 import sys
 from types import ModuleType, SimpleNamespace
 
+import numpy
 import pytest
 
 
@@ -64,9 +65,9 @@ def test_an_array_on_another_gpu_is_refused_and_changes_nothing(cupy):
 def test_a_copy_that_cuda_breaks_off_is_an_error_and_not_waited_for(cupy):
     answers = [600, 600, 0]
     cupy.cuda.runtime = SimpleNamespace(eventQuery=lambda event: answers.pop(0), CUDARuntimeError=RuntimeError)
-    array = SimpleNamespace(get=lambda out, blocking: None, set=lambda source: None)
+    array = SimpleNamespace(data=SimpleNamespace(copy_to_host_async=lambda *given: None), set=lambda source: None)
     memory = importlib.import_module("mpidist.device.cuda").CudaMemory()
-    arrived = memory.read(array, None)
+    arrived = memory.read(array, numpy.zeros(1))
     assert [arrived(), arrived(), arrived()] == [False, False, True]
     answers[:] = [600, 700]
     written = memory.write(None, array)

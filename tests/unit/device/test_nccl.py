@@ -11,7 +11,7 @@ import pytest
 
 from mpidist.collectives.persistent import Once
 from mpidist.device import nccl
-from mpidist.errors import MpidistError, RankFailedError, TransportError
+from mpidist.errors import MpidistError, RankFailedError, TransportError, TransportTimeoutError
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
 
@@ -36,12 +36,13 @@ def pretended(monkeypatch):
     return library
 
 
-def connected():
+def connected(timeout_seconds=None):
     """Return NCCL between all ranks, or the error."""
     communicator = world_communicator()
     call = communicator.call("all_reduce(sum)")
+    bound = Once(communicator, call, lambda watch: nccl.connect(communicator.transport, watch))
     try:
-        link = Once(communicator, call, lambda watch: nccl.connect(communicator.transport, watch))(None)
+        link = bound(None, timeout_seconds)
     except MpidistError as error:
         return error
     link.close(in_order=True)
@@ -111,6 +112,28 @@ def test_warnings_that_the_user_sees_to_are_left_to_him(pretended, monkeypatch, 
     )
     run_ranks(1, connected)
     assert seen == [{name: "mine"}]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "0"), ("1", "1")])
+def test_ranks_are_connected_at_the_start_unless_the_user_sees_to_it(pretended, monkeypatch, given, expected):
+    """The start is watched; what NCCL does in the host during a call is not."""
+    name, seen, start = "NCCL_RUNTIME_CONNECT", [], pretended.NcclCommunicator
+    monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv(name, given)
+    pretended.NcclCommunicator = lambda *given: seen.append(os.environ.get(name)) or start(*given)
+    assert run_ranks(1, connected) == ["NCCL 2.32.3"]
+    assert seen == [expected] and os.environ.get(name) == given
+
+
+def test_a_rank_that_stops_while_nccl_connects_is_a_deadline_for_the_others(pretended):
+    over = threading.Event()
+    pretended.NcclCommunicator = lambda *given: over.wait()  # as NCCL waits for a rank that has stopped
+    try:
+        (told,) = run_ranks(1, lambda: connected(0.2))
+    finally:
+        over.set()
+    assert isinstance(told, TransportTimeoutError)
 
 
 class Recorder:

@@ -1,0 +1,38 @@
+"""What a device is asked about all gradients of a step, and its answer, which comes later."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy
+
+    from mpidist.device.memory import Arrived
+
+
+class Limits(NamedTuple):
+    """What is asked of all gradients of a step before one of them is applied.
+
+    They are multiplied, besides the factors of their steps, so that their norm times `factor` is within `norm`, if it
+    is a number: the norm of each if `is_each`, otherwise that of all together.  Where one has an infinity or a NaN, the
+    step is left out if it `skips_nonfinite`; where not, a norm that is not finite makes them NaN.
+    """
+
+    factor: float
+    norm: float | None
+    is_each: bool
+    skips_nonfinite: bool
+
+
+class Answer:
+    """Whether a step was left out: not 0 in `flag`, in host memory, once it has `arrived`."""
+
+    def __init__(self, arrived: Arrived, flag: numpy.ndarray) -> None:
+        self._arrived, self._flag = arrived, flag
+
+    def __call__(self) -> bool:
+        """Return it; waits for the device until it is there."""
+        while not self._arrived():
+            time.sleep(0)
+        return bool(self._flag[0])
