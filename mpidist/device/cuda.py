@@ -99,6 +99,10 @@ class CudaMemory:
         finalize(array, self._order, cupy.cuda.get_current_stream()).atexit = False
         return array
 
+    def table(self, values: numpy.ndarray) -> Any:
+        """Return an array of the host on the device, for kernels in any stream."""
+        return self.kept(cupy.asarray(values))
+
     def packing(self, offsets: Sequence[int]) -> CudaPacking:
         """Return the packing of tensors."""
         return CudaPacking(self, offsets)
@@ -180,7 +184,7 @@ class CudaPacking:
         """Return the tensors' addresses on the device."""
         given = [each.data.ptr for each in tensors]
         if given != self._given:
-            self._given, self._addresses = given, self._memory.kept(cupy.asarray(numpy.array(given, numpy.uint64)))
+            self._given, self._addresses = given, self._memory.table(numpy.array(given, numpy.uint64))
         return self._addresses
 
     def _chunks_of(self, itemsize: int) -> Any:
@@ -191,8 +195,7 @@ class CudaPacking:
                 for tensor, (first, last) in enumerate(pairwise(self._offsets))
                 for start in range(0, (last - first) * itemsize, _CHUNK_BYTES)
             ]
-            table = cupy.asarray(numpy.array(rows, numpy.int64).reshape(-1, 4))
-            self._chunks[itemsize] = self._memory.kept(table)
+            self._chunks[itemsize] = self._memory.table(numpy.array(rows, numpy.int64).reshape(-1, 4))
         return self._chunks[itemsize]
 
 
@@ -278,7 +281,7 @@ class CudaUpdate:
             rows = [(0, self._blocks)]
             firsts = [part.before + first for part in self._parts for first in part.begins[:, 0].tolist()]
             rows += pairwise([*firsts, self._blocks]) if is_each else rows
-            self._spans[is_each] = self._memory.kept(cupy.asarray(numpy.array(rows, numpy.int64)))
+            self._spans[is_each] = self._memory.table(numpy.array(rows, numpy.int64))
         return self._spans[is_each]
 
     def _answer(self, verdict: Any) -> Answer:

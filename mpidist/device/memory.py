@@ -151,6 +151,13 @@ def memory_of(array: Any) -> DeviceMemory | None:
     return _memories.get(kind.name)
 
 
+def kept_empty(shape: Any, dtype: Any, like: Any) -> Any:
+    """Return an array for several calls, in whichever streams, in the memory of another one.  Local."""
+    array = arrays.empty(shape, dtype, like)
+    memory = memory_of(array)
+    return array if memory is None else memory.kept(array)
+
+
 def wait_for(arrived: Arrived, watch: Watch) -> None:
     """Return when a copy is complete.
 

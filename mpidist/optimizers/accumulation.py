@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
+from mpidist.device.memory import kept_empty
 from mpidist.errors import listed
 from mpidist.optimizers.saved_slots import ACCUMULATED, SavedSlots, accumulated_in, bind_by_name, described
 from mpidist.optimizers.slices import compute_dtype
@@ -157,7 +158,7 @@ def _copied(gradient: Any, kept: Any) -> Any:
         return gradient
     dtype = compute_dtype(gradient.dtype)
     if not (type(kept) is type(gradient) and kept.shape == gradient.shape and kept.dtype == dtype):
-        kept = arrays.empty(gradient.shape, dtype, gradient)
+        kept = kept_empty(gradient.shape, dtype, gradient)
     kept[...] = gradient
     return kept
 

@@ -80,12 +80,11 @@ class GradientStages(StepNotes):
         factor = self.factor * scale  # of the loss scale that these gradients have
         if self.skips_nonfinite:
             has_overflow = any(sums_over_parts(variables, [not is_finite(each) for each in gradients]))
-            self.loss_scale.update(has_overflow)
-            self.settle()
+            self.loss_scale.note(has_overflow)
             self.note(has_overflow)
             if has_overflow:
                 return None
         return self.clipping.factors(gradients, variables, factor, self._scratch)
 
-    def note(self, is_left_out: bool) -> None:
+    def _count(self, is_left_out: bool) -> None:
         self._skipped_steps += is_left_out

@@ -45,8 +45,7 @@ class LossScale(StepNotes):
     @property
     def scale(self) -> float:
         """The scale of the next step."""
-        if self._answer is not None:  # asked for in each step
-            self.settle()
+        self.settle()
         return self._scale
 
     @scale.setter
@@ -54,19 +53,11 @@ class LossScale(StepNotes):
         self.settle()
         self._scale = value
 
-    def update(self, overflow: bool) -> None:
-        """Take note of a step: did it have a gradient that was not finite?
-
-        Local: all ranks saw the same summed gradients.  Nothing to do for a fixed scale.
-        """
-        self.settle()
-        self.note(overflow)
-
     def expect(self, answer: Answer) -> None:
         if self.dynamic:  # a fixed scale is read without a wait
             super().expect(answer)
 
-    def note(self, is_left_out: bool) -> None:
+    def _count(self, is_left_out: bool) -> None:
         if self.growth_steps is None:
             return
         if is_left_out:

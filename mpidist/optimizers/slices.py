@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
+from mpidist.device.memory import kept_empty
 
 #: Elements of a slice: parameter, gradient, two slots and two scratch arrays of float32 fit in a 1 MiB cache.
 SLICE_ELEMENTS = 1 << 15
@@ -40,7 +41,7 @@ class SliceScratch:
         size = slice_elements(like)
         found = self._arrays.get(key)
         if found is None or any(len(array) < size for array in found):
-            found = self._arrays[key] = [arrays.empty(size, dtype, like) for _ in range(count)]
+            found = self._arrays[key] = [kept_empty(size, dtype, like) for _ in range(count)]
         return found
 
     def flat(self, array: Any) -> Any:
@@ -53,7 +54,7 @@ class SliceScratch:
         key = (type(array), array.dtype)
         found = self._copies.get(key)
         if found is None or found.size < array.size:
-            found = self._copies[key] = arrays.empty(array.size, array.dtype, array)
+            found = self._copies[key] = kept_empty(array.size, array.dtype, array)
         copy = found[: array.size]
         copy.reshape(array.shape)[...] = array
         return copy

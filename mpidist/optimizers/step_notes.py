@@ -18,8 +18,13 @@ class StepNotes(abc.ABC):
     _answer: Answer | None = None
 
     @abc.abstractmethod
+    def _count(self, is_left_out: bool) -> None:
+        """Take note of a step, behind all steps before."""
+
     def note(self, is_left_out: bool) -> None:
-        """Take note of a step."""
+        """Take note of a step.  Local; waits for the answer to the step before."""
+        self.settle()
+        self._count(is_left_out)
 
     def expect(self, answer: Answer) -> None:
         """Take note of a step later, by its answer.  Local; waits for the answer to the step before."""
@@ -31,7 +36,7 @@ class StepNotes(abc.ABC):
         if self._answer is not None:
             is_left_out = self._answer()  # an error leaves it where it is
             self._answer = None
-            self.note(is_left_out)
+            self._count(is_left_out)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle and a copy hold, with all steps made so far."""

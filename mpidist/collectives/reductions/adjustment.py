@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from mpidist import arrays
+from mpidist.device.memory import kept_empty
 from mpidist.errors import UnsupportedDtypeError
 
 
@@ -47,7 +48,7 @@ class Zeros:
         if any(each is None for each in examples):
             raise ValueError("none_as_zeros: in the list to which an all-reduce is bound no array may be None")
         kind = examples[0] if examples else numpy.empty(0)
-        self.counts = arrays.empty(len(examples), _dtype_of_counts([each.dtype for each in examples]), kind)
+        self.counts = kept_empty(len(examples), _dtype_of_counts([each.dtype for each in examples]), kind)
         self._signatures = [(each.shape, each.dtype) for each in examples]
         self._kind = arrays.empty(0, self.counts.dtype, kind)
         self._zeros: dict[Any, Any] = {}
@@ -76,7 +77,7 @@ class Zeros:
     def _zeros_of(self, shape: tuple[int, ...], dtype: Any) -> Any:
         zeros = self._zeros.get((shape, dtype))
         if zeros is None:
-            zeros = arrays.empty(shape, dtype, self._kind)
+            zeros = kept_empty(shape, dtype, self._kind)
             zeros[...] = 0
             self._zeros[shape, dtype] = zeros
         return zeros

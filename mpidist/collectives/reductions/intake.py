@@ -13,7 +13,7 @@ from mpidist import arrays
 from mpidist.collectives.reductions.adjustment import Zeros
 from mpidist.collectives.reductions.plan import Plan
 from mpidist.collectives.ways.packed import pack
-from mpidist.device.memory import DeviceMemory
+from mpidist.device.memory import DeviceMemory, kept_empty
 
 _shape, _dtype = attrgetter("shape"), attrgetter("dtype")
 _is_contiguous = attrgetter("flags.c_contiguous")
@@ -201,7 +201,7 @@ class Sources:
             if in_memory_order and tensor.transpose(order).flags.c_contiguous:
                 self.orders[position] = order
             else:
-                self._copies.append((position, arrays.empty(tensor.shape, tensor.dtype, tensor)))
+                self._copies.append((position, kept_empty(tensor.shape, tensor.dtype, tensor)))
 
     def are_like(self, tensors: Sequence[Any]) -> bool:
         """Whether tensors of the same shapes lie in memory in the same way."""

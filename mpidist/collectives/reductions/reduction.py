@@ -17,7 +17,7 @@ from mpidist.collectives.reductions.results import ResultSet
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.collectives.ways.selection import Way
-from mpidist.device.memory import DeviceMemory
+from mpidist.device.memory import DeviceMemory, kept_empty
 from mpidist.runtime.control import Watch
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class BoundReduction(Bound):
             return tensors
         if not self._multiplied:
             dtypes = {position: bucket.dtype for bucket in self._plan.buckets for position in bucket.tensors}
-            self._multiplied = [arrays.empty(each.shape, dtypes[at], each) for at, each in enumerate(tensors)]
+            self._multiplied = [kept_empty(each.shape, dtypes[at], each) for at, each in enumerate(tensors)]
         for source, target in zip(tensors, self._multiplied, strict=True):
             arrays.namespace(target).multiply(source, self._prescale, out=target, dtype=target.dtype)
         return self._multiplied

@@ -11,7 +11,7 @@ from mpidist.collectives.observer import Observer
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces, Transform
 from mpidist.collectives.ways.scratch import Scratch
-from mpidist.device.memory import Packing, memory_of
+from mpidist.device.memory import Packing, kept_empty, memory_of
 from mpidist.runtime.control import Watch
 from mpidist.runtime.trace_kinds import PACK, UNPACK
 
@@ -127,11 +127,7 @@ def bind_packed(
         return PlainPacking(pieces, observer) if memory is None else memory.packing(pieces.offsets)
 
     elements = sources.elements
-
-    def own() -> Any:
-        array = arrays.empty(elements, dtype, kind)
-        return array if memory is None else memory.kept(array)
-
+    own = partial(kept_empty, elements, dtype, kind)
     work = cache(own) if arrays.is_device(kind) else partial(scratch.array, (elements,), dtype)
     is_apart &= is_flat and prescale is None
     if not is_flat or (is_apart and (not sources.is_single or source != dtype)):

@@ -52,8 +52,7 @@ class LocalUpdates(Updates, StepNotes):
 
     @property
     def iterations(self) -> int:
-        if self._answer is not None:  # asked for in each step
-            self.settle()
+        self.settle()
         return self._iterations
 
     @iterations.setter
@@ -61,7 +60,7 @@ class LocalUpdates(Updates, StepNotes):
         self.settle()
         self._iterations = value
 
-    def note(self, is_left_out: bool) -> None:
+    def _count(self, is_left_out: bool) -> None:
         self._iterations += not is_left_out
 
     # -- one step -----------------------------------------------------------------------------------------------------

@@ -50,10 +50,10 @@ def test_a_dynamic_scale_needs_steps_to_grow():
 def test_a_dynamic_scale_stays_from_one_to_what_float32_holds():
     scale = LossScale(2.0, growth_steps=1)
     for _ in range(5):
-        scale.update(overflow=True)
+        scale.note(is_left_out=True)
     assert scale.scale == 1
     for _ in range(300):
-        scale.update(overflow=False)
+        scale.note(is_left_out=False)
     assert numpy.isfinite(numpy.float32(scale.scale))
 
 
