@@ -48,6 +48,9 @@ ON_NUMPY := MPIDIST_TEST_ON=numpy timeout --kill-after=20 $(LIMIT)
 PYTEST_GPU := -m pytest -q --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 # what an emulated GPU is slow at is left out
 PYTEST_EMULATED := $(CUPY_VENV)/bin/mpidist run --quiet -n 2 $(PYTEST_GPU) -k 'not 100_megabytes and not 3000000'
+# the script for a card, with what it takes of it in seconds
+SCRIPT_EMULATED := PARTS="killed bench1 bench2" BENCH="--sizes 4 64KiB --lists small --rounds 3 --seconds 0.1" NO_MPS=1 DEVICE= \
+	OUT=build/emulated-run PATH="$(abspath $(CUPY_VENV))/bin:$$PATH" PYTHONPATH="$(CURDIR)/tests/gpu/emulated/site"
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
 .PHONY: environment mpich-environment frameworks-environment cupy-environment cluster-environment train test test-unit \
@@ -185,7 +188,8 @@ test-emulated: $(CUPY_VENV)/.installed
 	set -e; export MPIDIST_TEST_ON=emulated; timeout --kill-after=20 $(LIMIT) $(PYTEST_EMULATED) \
 		$(filter-out %_torch.py %_jax.py %_killed.py,$(wildcard tests/gpu/test_*.py)) --ran-log $(RAN)/emulated; \
 	EMULATED_GPUS=1 timeout --kill-after=20 $(LIMIT) $(PYTEST_EMULATED) \
-		$(addprefix tests/gpu/test_,all_reduce.py collectives.py refused.py streams.py) --ran-log $(RAN)/emulated-staged
+		$(addprefix tests/gpu/test_,all_reduce.py collectives.py refused.py streams.py) --ran-log $(RAN)/emulated-staged; \
+	$(SCRIPT_EMULATED) tests/gpu/run
 
 # each parallel test that was collected in this run of the stages has run on some number of ranks
 prove: $(VENV)/.installed

@@ -1,7 +1,8 @@
 """``gpu``: CuPy arrays on a GPU, reduced by the public call and updated by Adam, against raw NCCL and plain copies.
 
 Each turn is a synchronized wall clock over some calls that follow each other without a wait: what it takes longer, the
-host or the card, counts.  Contenders take turns.
+host or the card, counts.  Contenders take turns.  On one rank packing alone is measured, too, and how long the card
+takes for it, by events: the host has enqueued all calls by then.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from benchmarks.suite.rows import Row, all_reduce_factor, row_of
 from benchmarks.suite.tensor_lists import Shape, shapes_of
 from mpidist.arrays import GET_CUPY, list_physical_devices
 from mpidist.commands.quantities import nbytes
+from mpidist.device.memory import memory_of
 from mpidist.errors import MissingDependencyError
 
 WHAT = "CuPy arrays on a GPU: all-reduces and steps of Adam, against raw NCCL and copies"
@@ -42,15 +44,29 @@ _TURN_BYTES, _MOST_CALLS = 64 << 20, 50
 _CURE = f"it needs CuPy: {GET_CUPY}"
 
 
+#: Has the card wait for so many of its cycles, some fifty milliseconds: longer than the host enqueues calls.
+_WAIT = r"""
+extern "C" __global__ void wait(long long cycles) {
+    long long start = clock64();
+    while (clock64() - start < cycles) { }
+}
+"""
+_CYCLES = 100_000_000
+
+
 @dataclass
 class Timed:
-    """Something that is timed: ``run()`` enqueues it once; a `wrong` result is counted in elements."""
+    """Something that is timed: ``run()`` enqueues it once; a `wrong` result is counted in elements.
+
+    `on_card`: what counts is the card's time alone.
+    """
 
     name: str
     kind: str
     run: Callable[[], Any]
     wrong: Callable[[Any], int] | None = None
     factor: float = 0.0  # busbw by algbw; 0 for what is no reduction
+    on_card: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +92,8 @@ def measure(options: argparse.Namespace, ranks: Ranks) -> Measured:
     ranks.say(f"# {', '.join(f'{name} {value}' for name, value in card.measured.machine.items())}")
     for size in options.sizes:
         card.reduce("array", [(max(1, size // 4),)])
+    for name in options.lists if ranks.size == 1 else ():
+        card.pack(name, shapes_of(name))
     for name in options.lists:
         card.reduce(name, shapes_of(name), with_host=name == "resnet50")
     if "resnet50" in options.lists:
@@ -106,6 +124,7 @@ class Card:
     def __init__(self, cupy: Any, ranks: Ranks, seconds: float, rounds: int) -> None:
         self.cupy, self.ranks, self.seconds, self.rounds = cupy, ranks, seconds, rounds
         self.measured = Measured()
+        self._wait = cupy.RawKernel(_WAIT, "wait")
         self._nccl, problem = _raw_nccl(ranks)
         if problem:
             self.measured.missing["NCCL"] = problem
@@ -141,6 +160,31 @@ class Card:
             ]
         reference = "copy on the device" if self._nccl is None else "NCCL"
         self._rows(work, contenders, flat.nbytes, reference)
+
+    def pack(self, work: str, shapes: Sequence[Shape]) -> None:
+        """Measure how a list of float32 is put together and taken apart, by one launch each.  Collective."""
+        offsets = [0, *numpy.cumsum([prod(shape) for shape in shapes]).tolist()]
+        flat = self.cupy.full(offsets[-1], 1, "f4")
+        target = self.cupy.empty_like(flat)
+        memory: Any = memory_of(flat)
+        packing, parts = memory.packing(offsets), _cut(self.cupy.full_like(flat, 2), shapes)
+
+        def packed() -> Any:
+            packing.pack(parts, target)
+            return target
+
+        def unpacked() -> Any:
+            packing.unpack(flat, parts)
+            return parts
+
+        contenders = [Timed("copy on the device", "reference", self._copy(target, flat))]
+        for on_card in (False, True):
+            where = " (the card alone)" if on_card else ""
+            contenders.append(Timed(f"pack{where}", "ours", packed, on_card=on_card))
+            contenders.append(Timed(f"unpack{where}", "ours", unpacked, on_card=on_card))
+        contenders[1].wrong = lambda result: int((result != parts[0].ravel()[0]).sum())
+        contenders[2].wrong = lambda result: sum(int((part != 1).sum()) for part in result)
+        self._rows(f"pack {work}", contenders, flat.nbytes, "copy on the device")
 
     def adam(self, shapes: Sequence[Shape]) -> None:
         """Measure steps of Adam, with the reduction and without; a copy moves the bytes that an update must.
@@ -239,10 +283,23 @@ class Card:
         synchronize()
         self.ranks.comm.Barrier()
         start = time.perf_counter()
+        if contender.on_card:
+            return self.ranks.elapsed(0, self._card_seconds(contender, calls)) / calls
         for _ in range(calls):
             contender.run()
         synchronize()
         return self.ranks.elapsed(start, time.perf_counter()) / calls
+
+    def _card_seconds(self, contender: Timed, calls: int) -> float:
+        """Return how long the card takes for some calls.  Local; waits for them."""
+        begun, ended = (self.cupy.cuda.Event() for _ in range(2))
+        self._wait((1,), (1,), (numpy.int64(_CYCLES),))
+        begun.record()
+        for _ in range(calls):
+            contender.run()
+        ended.record()
+        ended.synchronize()
+        return float(self.cupy.cuda.get_elapsed_time(begun, ended)) / 1e3
 
 
 def _raw_nccl(ranks: Ranks) -> tuple[Any, str]:

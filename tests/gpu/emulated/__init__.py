@@ -4,6 +4,8 @@ CuPy's own code runs, and so do mpidist's kernels, compiled by g++.  It shows wh
 kernels and NCCL are given, and which memory is used; and whether streams and events order all work, for it is done
 later, after random delays.  It cannot show NCCL itself, nor times.
 
+With ``tests/gpu/emulated/site`` on PYTHONPATH every Python does so at its start: for jobs, scripts and benchmarks.
+
 ``EMULATED_GPUS``: how many there are, 2 by default; ranks that share one are staged through the host.
 ``EMULATED_SEED``: of the delays, 0 by default.
 """
@@ -19,6 +21,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy
@@ -44,19 +47,20 @@ def missing() -> str:
     return "" if machine == "linux x86_64" else f"it is for linux x86_64, and this is {machine}"
 
 
+@cache
 def start() -> None:
-    """Emulate CUDA in this process."""
+    """Emulate CUDA in this process; once."""
     assert "cupy" not in sys.modules, "CuPy was imported before its GPUs are emulated"
-    cache = kernels.FOLDER.parents[2] / "build" / "emulated"
+    folder = kernels.FOLDER.parents[2] / "build" / "emulated"
     os.environ["CUPY_CACHE_IN_MEMORY"] = "1"  # what is on disk is kernels.py's
     os.environ["CUPY_ACCELERATORS"] = ""  # CUB is compiled into CuPy, for real GPUs only
     loaded = {}
     for name, source in _LIBRARIES.items():
         text = (kernels.FOLDER / source).read_text()
-        made = kernels.compiled(cache, text, ("-O2", f"-Wl,-soname,{name}", "-ldl"), name)
+        made = kernels.compiled(folder, text, ("-O2", f"-Wl,-soname,{name}", "-ldl"), name)
         loaded[name] = ctypes.CDLL(str(made), ctypes.RTLD_GLOBAL)
     _lead(importlib.import_module("cupy_backends.cuda.api.runtime").__file__, loaded["libcuda.so.1"])
-    kernels.Compiler(cache).install(importlib.import_module("cupy_backends.cuda.libs.nvrtc"))
+    kernels.Compiler(folder).install(importlib.import_module("cupy_backends.cuda.libs.nvrtc"))
     cupy = importlib.import_module("cupy")
     functions = _overwriting(cupy)
     for each in functions:  # arrays that live as long as the process call them at its end
