@@ -49,7 +49,7 @@ PYTEST_GPU := -m pytest -q --with-mpi -o faulthandler_timeout=150 -o faulthandle
 # what an emulated GPU is slow at is left out
 PYTEST_EMULATED := $(CUPY_VENV)/bin/mpidist run --quiet -n 2 $(PYTEST_GPU) -k 'not 100_megabytes and not 3000000'
 # the script for a card, with what it takes of it in seconds
-SCRIPT_EMULATED := PARTS="killed bench1 bench2" BENCH="--sizes 4 64KiB --lists small --rounds 3 --seconds 0.1" NO_MPS=1 DEVICE= \
+SCRIPT_EMULATED := PARTS="killed bench1" BENCH="--sizes 4 --lists small --rounds 3 --seconds 0.1" NO_MPS=1 DEVICE= \
 	OUT=build/emulated-run PATH="$(abspath $(CUPY_VENV))/bin:$$PATH" PYTHONPATH="$(CURDIR)/tests/gpu/emulated/site"
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
