@@ -206,13 +206,6 @@ def in_memory_of(target: Any, array: Any) -> Any:
     return kind_of(target).from_host(as_host(array) if is_known(array) and is_device(array) else np.asarray(array))
 
 
-def to_device(array: Any, index: int) -> Any:
-    """Return `array` as a CuPy array in the memory of CUDA device `index`, as it is if it is there already; Local."""
-    cupy = _cupy()
-    with cupy.cuda.Device(index):
-        return cupy.asarray(array)
-
-
 def empty_like(array: Any) -> Any:
     """Return a new uninitialised C-contiguous array of the kind, shape and dtype of `array`."""
     return empty(array.shape, array.dtype, array)

@@ -7,8 +7,9 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mpidist import arrays, context
+from mpidist import context
 from mpidist.cluster.devices import gpu_of_name
+from mpidist.device.input_copies import InputCopies
 from mpidist.errors import InputError, MpidistError, OutOfRangeError
 from mpidist.input import autoshard, structure
 from mpidist.input.agreement import Agreement
@@ -43,8 +44,8 @@ class DistributedDataset:
         Where the parts come from; None is exact parts of global batches.
     options : InputOptions, optional
         Whether parts are copied to the replica's device, and how many of them ahead of time, in a thread.
-    fetch_fn : callable, optional
-        ``fetch_fn(array)`` copies an array to the device; None where it is the host.
+    copies_fn : callable, optional
+        ``copies_fn()`` returns what copies the arrays of an iterator to the device; None where it is the host.
 
     Raises
     ------
@@ -59,7 +60,7 @@ class DistributedDataset:
         num_replicas: int,
         feed: Feed | None = None,
         options: InputOptions | None = None,
-        fetch_fn: Callable[[Any], Any] | None = None,
+        copies_fn: Callable[[], InputCopies] | None = None,
     ) -> None:
         if feed is None:
             feed = ExactFeed(batched(dataset, num_replicas)._stage, RowPart(replica_id, num_replicas), Agreement())
@@ -68,10 +69,10 @@ class DistributedDataset:
         self.num_replicas = num_replicas
         self._feed = feed
         self._ahead = dataset._ahead if isinstance(dataset, Dataset) else 0
-        self._fetch_fn = None
-        if fetch_fn is not None and options is not None and options.experimental_fetch_to_device:
+        self._copies_fn = None
+        if copies_fn is not None and options is not None and options.experimental_fetch_to_device:
             self._ahead = max(self._ahead, options.experimental_per_replica_buffer_size)
-            self._fetch_fn = fetch_fn
+            self._copies_fn = copies_fn
         self._position = self._next_start = InputPosition()
         self._walks = 0  # of iterators that go on from one another, up to a restore
         self._latest: Callable[[], DistributedIterator | None] = lambda: None
@@ -199,9 +200,10 @@ class DistributedIterator(Iterator[Any]):
         self._position = position
         self._ended = False
         # not a generator of its own around them: it would hold on to a batch while the next one is made
-        batches, fetch_fn = self._owner._feed.open(position), self._owner._fetch_fn
-        if fetch_fn is not None:
-            batches = ((structure.map_leaves(fetch_fn, batch), note) for batch, note in batches)
+        batches, copies_fn = self._owner._feed.open(position), self._owner._copies_fn
+        self._copies = copies = None if copies_fn is None else copies_fn()
+        if copies is not None:
+            batches = ((structure.map_leaves(copies.begin, batch), note) for batch, note in batches)
         self._batches = prefetched(batches, self._owner._ahead)
 
     def __next__(self) -> Any:
@@ -230,7 +232,9 @@ class DistributedIterator(Iterator[Any]):
 
     def _made(self) -> tuple[Any, Any]:
         try:
-            return next(self._batches, (END, None))
+            batch, note = next(self._batches, (END, None))
+            is_copied = self._copies is not None and batch is not END
+            return structure.map_leaves(self._copies.end, batch) if is_copied else batch, note
         except Exception as error:
             self._ended = True
             if isinstance(error, MpidistError) and not isinstance(error, InputError):
@@ -296,7 +300,7 @@ def distributed(
     agreement: Agreement,
     is_one_worker: bool = False,
     options: InputOptions | None = None,
-    fetch_fn: Callable[[Any], Any] | None = None,
+    copies_fn: Callable[[], InputCopies] | None = None,
 ) -> DistributedDataset:
     """Return this replica's parts of a data set, by its policy unless there is one worker.  Local."""
     policy = autoshard.policy_of(batched(dataset, num_replicas))
@@ -307,7 +311,7 @@ def distributed(
         feed = ExactFeed(dataset._stage, RowPart(replica_id, num_replicas), agreement)
     else:
         feed = WorkerFeed(dataset, replica_id, num_replicas, agreement)
-    return DistributedDataset(dataset, replica_id, num_replicas, feed, options, fetch_fn)
+    return DistributedDataset(dataset, replica_id, num_replicas, feed, options, copies_fn)
 
 
 def as_dataset(dataset: Any) -> Dataset:
@@ -323,7 +327,7 @@ def as_dataset(dataset: Any) -> Dataset:
     return Dataset(Foreign(dataset))
 
 
-def fetch_to(device_name: str) -> Callable[[Any], Any] | None:
-    """Return a function that copies arrays to a device; None for the host.  Local."""
+def copies_to(device_name: str) -> Callable[[], InputCopies] | None:
+    """Return a function that makes copies to a device; None for the host.  Local."""
     gpu = gpu_of_name(device_name)
-    return None if gpu is None else lambda array: arrays.to_device(array, gpu)
+    return None if gpu is None else functools.partial(InputCopies, gpu)

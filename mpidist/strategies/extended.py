@@ -21,7 +21,7 @@ from mpidist.device.cards import card_text
 from mpidist.errors import quoted
 from mpidist.input.agreement import Agreement
 from mpidist.input.dataset import Dataset
-from mpidist.input.distributed import DistributedDataset, as_dataset, distributed, fetch_to
+from mpidist.input.distributed import DistributedDataset, as_dataset, copies_to, distributed
 from mpidist.input.from_function import InputContext
 from mpidist.input.options import InputOptions
 from mpidist.input.own_feeds import FunctionFeed
@@ -338,7 +338,7 @@ class StrategyExtended:
         """Return this replica's parts of global batches: here all rows, and what has no batches as it is.  Local."""
         if not isinstance(dataset, Dataset) or not dataset.is_batched:
             return dataset
-        return distributed(dataset, 0, 1, self._agreement(), True, options, fetch_to(self.device_name))
+        return distributed(dataset, 0, 1, self._agreement(), True, options, copies_to(self.device_name))
 
     def distribute_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
@@ -347,7 +347,7 @@ class StrategyExtended:
         number, replicas = self.replica_id, self.num_replicas
         dataset = dataset_fn(InputContext(replicas, number, replicas))
         feed = FunctionFeed(as_dataset(dataset)._stage, number, replicas, self._agreement())
-        return DistributedDataset(dataset, number, replicas, feed, options, fetch_to(self.device_name))
+        return DistributedDataset(dataset, number, replicas, feed, options, copies_to(self.device_name))
 
     def _agreement(self) -> Agreement:
         """Return what has the ranks compare their data sets."""

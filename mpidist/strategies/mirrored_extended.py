@@ -17,7 +17,7 @@ from mpidist.collectives.reductions.gradient_buffers import GradientBuffers
 from mpidist.cross_device_ops import CrossDeviceOps, names_of, overrides
 from mpidist.errors import RemoteReplicaError
 from mpidist.input.agreement import Agreement, described
-from mpidist.input.distributed import as_dataset, distributed, fetch_to
+from mpidist.input.distributed import as_dataset, copies_to, distributed
 from mpidist.input.options import InputOptions
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.runtime.trace_kinds import STEP
@@ -151,7 +151,7 @@ class MirroredExtended(StrategyExtended):
             agreement,
             self.is_one_worker,
             options,
-            fetch_to(self.device_name),
+            copies_to(self.device_name),
         )
 
     def _agreement(self) -> Agreement:

@@ -89,7 +89,8 @@ def _overwriting(cupy: Any) -> tuple[Any, Any]:
     def free(_: int, address: int, device: int) -> None:
         if address and not has_ended():  # by then there is no function of a module any more
             memory, stream = held.pop(address)
-            memory.memset_async(_FREED, memory.mem.size, stream)
+            with cupy.cuda.Device(device):  # of a default stream each device has one
+                memory.memset_async(_FREED, memory.mem.size, stream)
 
     return malloc, free
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -83,7 +84,8 @@ def test_the_position_counts_what_was_handed_out():
 def test_parts_are_copied_to_the_device_ahead_of_time():
     with pretended_device():
         dataset = Dataset.from_arrays({"x": numpy.arange(6.0)}).batch(4)
-        parts = list(DistributedDataset(dataset, 1, 2, options=InputOptions(), fetch_fn=on_device))
+        copies = SimpleNamespace(begin=lambda array: [on_device(array)], end=lambda begun: begun[0])
+        parts = list(DistributedDataset(dataset, 1, 2, options=InputOptions(), copies_fn=lambda: copies))
         assert all(arrays.is_device(part["x"]) for part in parts)
         assert [arrays.as_host(part["x"]).tolist() for part in parts] == [[2, 3], [5]]
 
