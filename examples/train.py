@@ -29,18 +29,19 @@ import numpy  # noqa: E402
 
 import mpidist  # noqa: E402
 
-STRATEGIES: dict[str, Callable[[], mpidist.Strategy]] = {
-    "default": mpidist.get_strategy,
-    "one_device": lambda: mpidist.OneDeviceStrategy("/cpu:0"),
-    "mirrored": mpidist.MirroredStrategy,
-    "multi_worker": mpidist.MultiWorkerMirroredStrategy,
+STRATEGIES: dict[str, Callable[[str], mpidist.Strategy]] = {
+    "default": lambda device: mpidist.get_strategy(),
+    "one_device": lambda device: mpidist.OneDeviceStrategy(f"/{device}:0"),
+    "mirrored": lambda device: mpidist.MirroredStrategy(),
+    "multi_worker": lambda device: mpidist.MultiWorkerMirroredStrategy(),
 }
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategy", choices=STRATEGIES, default="multi_worker")
-    parser.add_argument("--model", choices=["cnn", "mlp"], default="cnn", help="default: cnn, which needs autograd")
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="gpu: the arrays are CuPy's")
+    parser.add_argument("--model", choices=["cnn", "mlp"], help="default: cnn, which needs autograd; mlp on a GPU")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=128, help="rows of a global batch, over all ranks together")
     parser.add_argument("--checkpoint", metavar="DIR", help="save a checkpoint there after every epoch")
@@ -51,6 +52,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--save-parameters", metavar="FILE", help="write the trained parameters to a .npz file")
     parser.add_argument("--report", metavar="DIR", help="write DIR/report.html, a page about the training")
     arguments = parser.parse_args(argv)
+    arguments.model = arguments.model or ("cnn" if arguments.device == "cpu" else "mlp")
+    if (arguments.device, arguments.model) == ("gpu", "cnn"):
+        parser.error("--device gpu needs --model mlp: autograd, which differentiates the cnn, knows no CuPy arrays")
     if arguments.resume and not arguments.checkpoint:
         parser.error("--resume needs --checkpoint DIR")
     return arguments
@@ -64,13 +68,21 @@ class Training:
         self.handler: Any = None
         self.rows_trained, self.seconds = 0, 0.0  # of this rank; those of an epoch in which it computes
         self.model = importlib.import_module(arguments.model)
+        is_on_gpu = arguments.device == "gpu"
+        if is_on_gpu and "GPU" not in strategy.extended.device_name:
+            raise SystemExit(
+                f"--device gpu: strategy {arguments.strategy} works on {strategy.extended.device_name}: this rank sees "
+                "no GPU, or has no CuPy (`mpidist info` tells); and the default strategy has none"
+            )
+        library = importlib.import_module("cupy" if is_on_gpu else "numpy")
+        self.input_options = mpidist.InputOptions() if is_on_gpu else None  # with these, batches are copied to the GPU
         self.train_rows, self.test_rows = digits.load(arguments.split)
         numbered = (*self.train_rows, numpy.arange(len(self.train_rows.images)))
         dataset = mpidist.data.Dataset.from_arrays(numbered).shuffle(seed=arguments.seed).batch(arguments.batch_size)
-        self.batches = strategy.experimental_distribute_dataset(dataset)
+        self.batches = strategy.experimental_distribute_dataset(dataset, self.input_options)
         with strategy.scope():
             first = self.model.initial(arguments.seed)
-            self.variables = {name: mpidist.Variable(value, name=name) for name, value in first.items()}
+            self.variables = {name: mpidist.Variable(library.asarray(first[name]), name=name) for name in first}
             self.optimizer = mpidist.optimizers.SGD(self.learning_rate, momentum=0.9)
 
     def learning_rate(self, step: int) -> float:
@@ -137,7 +149,7 @@ class Training:
         """Return the share of test rows that are classified correctly, each rank looking at its part."""
         dataset = mpidist.data.Dataset.from_arrays(tuple(self.test_rows)).batch(len(self.test_rows.images))
         correct = 0
-        for images, labels in self.strategy.experimental_distribute_dataset(dataset):
+        for images, labels in self.strategy.experimental_distribute_dataset(dataset, self.input_options):
             scores = self.model.logits(self.parameters(), images)
             correct += int((scores.argmax(axis=1) == labels.argmax(axis=1)).sum())
         return int(self.strategy.reduce("sum", correct, axis=None)) / len(self.test_rows.images)
@@ -146,12 +158,12 @@ class Training:
 def save_parameters(path: str, variables: dict[str, Any]) -> None:
     """Write the values to a .npz file."""
     with open(path, "wb") as file:
-        numpy.savez(file, **{name: variable.value for name, variable in variables.items()})
+        numpy.savez(file, **{name: variable.numpy() for name, variable in variables.items()})
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse_arguments(argv)
-    strategy = STRATEGIES[arguments.strategy]()
+    strategy = STRATEGIES[arguments.strategy](arguments.device)
     training = Training(arguments, strategy)
     is_chief = strategy.extended.replica_id == 0
     ranks = display.who_is_who(strategy)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import Any
 
 import numpy
 
 from mpidist import arrays
 
-if TYPE_CHECKING:
-    from mpidist.device.memory import Arrived
-
 
 @dataclass(frozen=True)
-class Begun:
+class Copy:
     """An array that is being copied, and the event of its end; None where it was on the GPU."""
 
     array: Any
@@ -35,42 +33,58 @@ class InputCopies:
 
         self._cupy, self._device = cupy, cupy.cuda.Device(index)
         with self._device:
-            self._user, self._own = cupy.cuda.get_current_stream(), _stream(index)
-        # Pinned memory that is still read, which must not be handed out again.
-        self._read: deque[tuple[Arrived, Any]] = deque()
+            self._user, self._own = cupy.cuda.get_current_stream(), _own(index)
 
-    def begin(self, array: Any) -> Begun:
+    def begin(self, array: Any) -> Copy:
         """Begin to copy an array, in any thread, one at a time.  Local; does not wait."""
         with self._device, self._user:
             if arrays.is_device(array):
-                return Begun(self._cupy.asarray(array), None)
+                return Copy(self._cupy.asarray(array), None)
             source = numpy.asarray(array)
             target = self._cupy.empty(source.shape, source.dtype)
             pinned = self._cupy.cuda.alloc_pinned_memory(max(1, source.nbytes))
             numpy.frombuffer(pinned, source.dtype, source.size).reshape(source.shape)[...] = source
-            self._own.wait_event(self._event(self._user))
-            target.data.copy_from_host_async(pinned.ptr, source.nbytes, self._own)
-            event = self._event(self._own)
-        while self._read and self._read[0][0]():
-            self._read.popleft()
-        self._read.append((lambda: event.done, pinned))
-        return Begun(target, event)
+            self._own.stream.wait_event(_recorded(self._user))
+            target.data.copy_from_host_async(pinned.ptr, source.nbytes, self._own.stream)
+            event = _recorded(self._own.stream)
+        self._own.keep(pinned, event)
+        return Copy(target, event)
 
-    def end(self, begun: Begun) -> Any:
+    def end(self, copy: Copy) -> Any:
         """Return the array; later work of the current stream is behind its copy.  Local; does not wait."""
-        if begun.event is not None:
-            self._cupy.cuda.get_current_stream().wait_event(begun.event)
-        return begun.array
+        if copy.event is not None:
+            self._cupy.cuda.get_current_stream().wait_event(copy.event)
+        return copy.array
 
-    def _event(self, stream: Any) -> Any:
-        event = self._cupy.cuda.Event(disable_timing=True)
-        event.record(stream)
-        return event
+
+class _Own:
+    """The stream of all copies to the current GPU, and pinned memory that it still reads."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._read: deque[tuple[Any, Any]] = deque()
+        self._lock = Lock()  # each iterator has a thread
+
+    def keep(self, pinned: Any, event: Any) -> None:
+        """Keep memory until an event, or it would be handed out again; also when its iterator is dropped."""
+        with self._lock:
+            while self._read and self._read[0][0].done:
+                self._read.popleft()
+            self._read.append((event, pinned))
 
 
 @cache
-def _stream(index: int) -> Any:
-    """Return the stream of all copies to a GPU, which is current."""
+def _own(index: int) -> _Own:
+    """Return what GPU `index`, which is current, has."""
+    return _Own()
+
+
+def _recorded(stream: Any) -> Any:
+    """Return an event behind all that a stream has been given so far."""
     import cupy
 
-    return cupy.cuda.Stream(non_blocking=True)
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record(stream)
+    return event

@@ -233,8 +233,9 @@ class DistributedIterator(Iterator[Any]):
     def _made(self) -> tuple[Any, Any]:
         try:
             batch, note = next(self._batches, (END, None))
-            is_copied = self._copies is not None and batch is not END
-            return structure.map_leaves(self._copies.end, batch) if is_copied else batch, note
+            if self._copies is not None and batch is not END:
+                batch = structure.map_leaves(self._copies.end, batch)
+            return batch, note
         except Exception as error:
             self._ended = True
             if isinstance(error, MpidistError) and not isinstance(error, InputError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy
 import pytest
 
@@ -16,6 +18,7 @@ pytestmark = [
 ]
 
 ROWS, HIDDEN = 29, 5
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def alone():
@@ -201,3 +204,28 @@ def test_losses_divided_by_the_global_batch(xp):
     losses = xp.asarray(numpy.full(4, rank + 1.0))
     found = strategy().run(lambda: mpidist.compute_average_loss(losses, global_batch_size=4 * size))
     assert float(host(found)) == pytest.approx((rank + 1) / size)
+
+
+@pytest.mark.gpu(only=True)
+def test_the_example_trains_to_the_numbers_of_the_host(xp, monkeypatch):
+    """On images of its kind, which it finds in a package that may not be there."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import digits
+    import train
+
+    random = numpy.random.default_rng(1)
+    images, labels = random.random((200, 8, 8), "f4"), numpy.eye(10, dtype="f4")[random.integers(0, 10, 200)]
+    monkeypatch.setattr(digits, "load", lambda split: (digits.Digits(images, labels),) * 2)
+    trained = []
+    for device in ("gpu", "cpu"):
+        options = train.parse_arguments(["--device", device, "--model", "mlp", "--batch-size", "30", "--epochs", "2"])
+        training = train.Training(options, train.STRATEGIES[options.strategy](device))
+        losses = [training.train_epoch() for _ in range(2)]
+        trained.append((training, losses, training.test_accuracy()))
+    (ours, *told), (host_s, *expected) = trained
+    problem = "" if all(is_own(xp, each) for each in ours.parameters()) else "parameters lie elsewhere"
+    problem += problems_of(
+        numpy, [v.numpy() for v in ours.variables.values()], host_s.parameters(), rtol=1e-4, atol=1e-6
+    )
+    problem += "" if told == [pytest.approx(each, rel=1e-5) for each in expected] else f"{told} in place of {expected}"
+    check_on_all_ranks(problem)

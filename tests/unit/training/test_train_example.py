@@ -276,3 +276,17 @@ def test_the_bar_has_no_colors_where_none_are_wanted(tmp_path):
     plain = _on_terminal(tmp_path, NO_COLOR="1")
     assert "epoch" in plain and not color.search(plain)
     assert "rank 1 is slow" in plain and "0:00:00" in plain  # the bar has the time left, too
+
+
+def test_a_gpu_needs_the_model_that_runs_on_its_arrays(capsys):
+    assert train.parse_arguments(["--device", "gpu"]).model == "mlp"
+    with pytest.raises(SystemExit):
+        train.parse_arguments(["--device", "gpu", "--model", "cnn"])
+    assert "--device gpu needs --model mlp" in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there_is_told_of():
+    with pytest.raises(
+        SystemExit, match="strategy multi_worker works on .*CPU:0: this rank sees no GPU, or has no CuPy"
+    ):
+        train.Training(train.parse_arguments(["--device", "gpu"]), mpidist.OneDeviceStrategy("/cpu:0"))
