@@ -492,15 +492,11 @@ class DistributedVariable(ArrayReading, DistributedValues):
 
     def _put_rows(self, verb: str, rows: IndexedSlices) -> None:
         """Change some rows."""
-        indices, function = arrays.in_memory_of(self.live, rows.indices), VERBS[verb]
-
-        def change(storage: Any) -> None:
-            if function is None:
-                storage[indices] = rows.values
-            else:  # again for each time that a row is named
-                getattr(arrays.namespace(storage), function.__name__).at(storage, indices, rows.values)
-
-        self._change(verb, change)
+        function = VERBS[verb]
+        if function in (numpy.add, numpy.subtract) and arrays.is_device(rows.values):
+            rows = rows.coalesced()  # a device changes a row once at a time
+        indices = arrays.in_memory_of(self.live, rows.indices)
+        self._change(verb, lambda storage: arrays.change_rows(storage, indices, rows.values, function))
 
     def _rows_for(self, verb: str, rows: Any) -> IndexedSlices:
         """Return what is written, after a look at the argument; Collective or Local as the methods are."""
