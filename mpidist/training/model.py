@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from mpidist import arrays, nest
+from mpidist.device.memory import kept_empty
 from mpidist.errors import listed
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.variables import DistributedVariable, IndexedSlices, snapshots
@@ -136,7 +137,7 @@ class Model:
         """Return zeros for each trainable variable, for a rank without rows; float32 for 16-bit floats."""
         zeros = []
         for variable in self.trainable:
-            zero = arrays.empty(variable.shape, compute_dtype(variable.dtype), variable.value)
+            zero = kept_empty(variable.shape, compute_dtype(variable.dtype), variable.value)
             zero[...] = 0
             zeros.append(zero)
         return zeros

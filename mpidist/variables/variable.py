@@ -14,6 +14,7 @@ import numpy
 from numpy.typing import ArrayLike, DTypeLike
 
 from mpidist import arrays, context
+from mpidist.device.memory import kept_empty
 from mpidist.errors import TornVariableError, UnsupportedDtypeError
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.arenas import BlockSlice
@@ -237,7 +238,7 @@ class DistributedVariable(ArrayReading, DistributedValues):
 
         Local, but collective where ranks share one copy.
         """
-        return arrays.empty(self._storage.size, dtype, self._storage)
+        return kept_empty(self._storage.size, dtype, self._storage)
 
     # -- what checkpoints hold; a variable of which each rank has a part holds it whole --------------------------------
 
