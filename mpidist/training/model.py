@@ -14,6 +14,7 @@ import numpy
 from mpidist import arrays, nest
 from mpidist.device.memory import kept_empty
 from mpidist.errors import listed
+from mpidist.optimizers.gradients import where_variable_lies
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.variables import DistributedVariable, IndexedSlices, snapshots
 
@@ -164,7 +165,7 @@ class Model:
             what = f"returned None as the gradient for variable {variable.name!r}; return zeros, or leave it out of "
             raise self._error(ValueError, what + "the trainer's variables (or make it with trainable=False)")
         if type(gradient) is not numpy.ndarray:
-            gradient = _dense(gradient, variable)
+            gradient = where_variable_lies(_dense(gradient, variable), variable)
         if gradient.shape != variable.shape:
             what = f"returned a gradient of shape {gradient.shape} for variable {variable.name!r}"
             raise self._error(ValueError, f"{what}, expected {variable.shape}")

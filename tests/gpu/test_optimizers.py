@@ -304,17 +304,21 @@ def test_a_row_that_is_large_or_infinite_spoils_no_other(xp, given):
     check_on_all_ranks(problem or problem_of(xp, variables[0].value, -size * expected, rtol=1e-15))
 
 
-def test_rows_for_variables_in_one_copy(xp):
-    """Central storage has them on the host, whatever device the gradients are on; in micro-batches, too."""
+@pytest.mark.parametrize("kind", ["central", "workers"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_gradients_for_variables_on_the_host(xp, kind, count):
+    """They are copied there; central storage has its variables there on several ranks, whatever they are made of."""
     rank, size = place()
-    central = mpidist.CentralStorageStrategy()
-    with central.scope():
-        variable, optimizer = mpidist.Variable(xp.zeros((6, 2))), SGD(1.0, gradient_accumulation_steps=2)
+    there = mpidist.CentralStorageStrategy() if kind == "central" else strategy()
+    with there.scope():
+        variables = [mpidist.Variable(numpy.zeros((6, 2))) for _ in range(2)]
+        optimizer = SGD(1.0, gradient_accumulation_steps=count)
     where = numpy.array([0, 1 + rank % 5, 0])
     rows_of = mpidist.IndexedSlices(xp.ones((3, 2)), xp.asarray(where), (6, 2))
-    for _ in range(2):
-        central.run(lambda: optimizer.apply_gradients([(rows_of, variable)]))
+    for _ in range(count):
+        there.run(lambda: optimizer.apply_gradients(zip((rows_of, xp.ones((6, 2))), variables, strict=True)))
     expected = numpy.zeros((6, 2))
     for each in range(size):
         numpy.subtract.at(expected, [0, 1 + each % 5, 0], 1.0)
-    check_on_all_ranks(problem_of(numpy, variable.numpy(), expected))
+    wanted = [expected, numpy.full((6, 2), -float(size))]
+    check_on_all_ranks(problems_of(numpy, [v.value for v in variables], wanted))
