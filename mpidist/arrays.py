@@ -303,6 +303,48 @@ def reduction(op: str, library: Any) -> Callable[..., Any]:
     return getattr(library, REDUCTIONS[op])
 
 
+def sums_of_runs(values: Any, starts: Any) -> Any:
+    """Return the sums of the rows from each start to the next, as a new array; `values` are written over.  Local.
+
+    `starts`, in host memory, are ascending, the first one 0.
+    """
+    if isinstance(values, np.ndarray):
+        return np.add.reduceat(values, starts, axis=0, dtype=values.dtype)
+    # CuPy's `reduceat` subtracts sums of all rows so far: a large or infinite row spoils those behind it
+    asarray, lengths = namespace(values).asarray, np.diff(starts, append=len(values))
+    place = np.arange(len(values)) - np.repeat(starts, lengths)
+    left, distance = np.repeat(lengths, lengths) - place, 1
+    while distance < lengths.max(initial=0):
+        into = np.flatnonzero((place % (2 * distance) == 0) & (left > distance))
+        values[asarray(into)] += values[asarray(into + distance)]
+        distance *= 2
+    return values[asarray(starts)]
+
+
+def change_rows(array: Any, indices: Any, values: Any, function: Any) -> None:
+    """Change row ``indices[i]`` by a ufunc of it and ``values[i]``, one named twice twice; None sets it.  Local.
+
+    Rows are changed in order, of several for one the last is last.  All arrays are in the same memory.
+    """
+    if isinstance(array, np.ndarray):
+        if function is None:
+            array[indices] = values
+        else:
+            function.at(array, indices, values)
+        return
+    # CuPy writes rows that are named twice in any order, and its `ufunc.at` knows few functions and dtypes
+    library, numbers = namespace(array), as_host(indices)
+    order = np.argsort(numbers, kind="stable")
+    _, firsts, counts = np.unique(numbers[order], return_index=True, return_counts=True)
+    if function is None:
+        turns = [order[firsts + counts - 1]]
+    else:
+        turns = [order[firsts[counts > turn] + turn] for turn in range(counts.max(initial=0))]
+    for turn in turns:
+        where, given = library.asarray(numbers[turn]), values[library.asarray(turn)]
+        array[where] = given if function is None else function(array[where], given)
+
+
 # -- devices -----------------------------------------------------------------------------------------------------------
 
 

@@ -239,8 +239,9 @@ class Optimizer(Rule):
         Parameters
         ----------
         gradients_and_variables : iterable of (array, IndexedSlices or None, Variable)
-            A gradient has its variable's shape, or some of its rows.  A variable whose gradient is None is left as it
-            is.  No gradient may be a view of a variable of the list: it may be read when that has been updated.
+            A gradient has its variable's shape, or some of its rows, and is copied to the host where its variable lies
+            there.  A variable whose gradient is None is left as it is.  No gradient may be a view of a variable of the
+            list: it may be read when that has been updated.
         skip_gradients_aggregation : bool
             Do not sum: for gradients that already are sums, the same on every replica.
 

@@ -96,14 +96,22 @@ def _as_gradient(gradient: Any, variable: Any) -> Any:
             f"the gradient for variable {variable.name!r} is a {arrays.kind_of(values).name} array in host memory, and "
             f"the variable is a {arrays.kind_of(variable.live).name} array; copy the gradient there, as by cupy.asarray"
         )
+    values = where_variable_lies(values, variable)
     if is_rows:
-        return sparse.rows_of_variable(gradient, variable)
-    gradient = arrays.as_host(values) if variable.one_copy is not None and arrays.is_device(values) else values
+        rows = gradient if values is gradient.values else IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return sparse.rows_of_variable(rows, variable)
+    gradient = values
     if gradient.shape != variable.shape:
         raise ValueError(
             f"the gradient for variable {variable.name!r} has shape {gradient.shape}, expected {variable.shape}"
         )
     return sparse.of_dtype(gradient, variable)
+
+
+def where_variable_lies(values: Any, variable: Any) -> Any:
+    """Return values of a gradient, on the host if its variable is an array there.  Local."""
+    is_on_host = variable.is_here and issubclass(variable.array_type, numpy.ndarray)
+    return arrays.on_host(values) if is_on_host else values
 
 
 def sum_over_replicas(gradients: list[Any], variables: list[Any]) -> list[Any]:

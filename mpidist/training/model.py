@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from mpidist import arrays, nest
+from mpidist.device.memory import kept_empty
 from mpidist.errors import listed
+from mpidist.optimizers.gradients import where_variable_lies
 from mpidist.optimizers.slices import compute_dtype
 from mpidist.variables import DistributedVariable, IndexedSlices, snapshots
 
@@ -136,7 +138,7 @@ class Model:
         """Return zeros for each trainable variable, for a rank without rows; float32 for 16-bit floats."""
         zeros = []
         for variable in self.trainable:
-            zero = arrays.empty(variable.shape, compute_dtype(variable.dtype), variable.value)
+            zero = kept_empty(variable.shape, compute_dtype(variable.dtype), variable.value)
             zero[...] = 0
             zeros.append(zero)
         return zeros
@@ -163,7 +165,7 @@ class Model:
             what = f"returned None as the gradient for variable {variable.name!r}; return zeros, or leave it out of "
             raise self._error(ValueError, what + "the trainer's variables (or make it with trainable=False)")
         if type(gradient) is not numpy.ndarray:
-            gradient = _dense(gradient, variable)
+            gradient = where_variable_lies(_dense(gradient, variable), variable)
         if gradient.shape != variable.shape:
             what = f"returned a gradient of shape {gradient.shape} for variable {variable.name!r}"
             raise self._error(ValueError, f"{what}, expected {variable.shape}")

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from mpidist import arrays
+from mpidist.device.memory import kept_empty
 from mpidist.input import structure
 from mpidist.input.sharding import Share
 from mpidist.optimizers import Optimizer
@@ -122,7 +123,7 @@ class TrainStep:
         if as_they_are:
             return gradients
         self._products = self._products or [
-            arrays.empty(gradient.shape, compute_dtype(gradient.dtype), gradient) for gradient in gradients
+            kept_empty(gradient.shape, compute_dtype(gradient.dtype), gradient) for gradient in gradients
         ]
         for gradient, product in zip(gradients, self._products, strict=True):
             numpy.multiply(gradient, rows / share.rows, out=product, dtype=product.dtype, casting="same_kind")
@@ -139,7 +140,7 @@ class _Counts:
     def __init__(self, like: Any) -> None:
         dtype = like.dtype if like.dtype in (numpy.dtype("float32"), numpy.dtype("float64")) else "float32"
         self._host = numpy.zeros(2, dtype)
-        self._array = arrays.empty(2, dtype, like) if arrays.is_device(like) else self._host
+        self._array = kept_empty(2, dtype, like) if arrays.is_device(like) else self._host
 
     def put(self, counts: tuple[float, float]) -> Any:
         """Return the array with these counts."""

@@ -79,19 +79,16 @@ class IndexedSlices:
     def coalesced(self) -> IndexedSlices:
         """Return the same with every row named once, in ascending order; 16-bit floats are summed in float32.  Local.
 
-        Values of a row are added in the order in which they stand here.
+        The same bits wherever the same rows stand in the same order.
         """
-        library = arrays.namespace(self.values)
-        indices = library.asarray(self.indices)
-        order = library.argsort(indices, kind="stable")
-        ordered = indices[order]
-        is_first = library.concatenate([library.ones(min(1, ordered.size), bool), ordered[1:] != ordered[:-1]])
-        starts = library.flatnonzero(is_first)
-        values = self.values[order]
-        if starts.size < ordered.size:
+        indices = arrays.on_host(self.indices)
+        order = numpy.argsort(indices, kind="stable")
+        numbers, starts = numpy.unique(indices[order], return_index=True)
+        values = self.values[arrays.in_memory_of(self.values, order)]
+        if starts.size < order.size:
             wide = values.astype(arrays.wire_dtype(values.dtype), copy=False)
-            values = library.add.reduceat(wide, starts, axis=0, dtype=wide.dtype).astype(values.dtype, copy=False)
-        return IndexedSlices(values, ordered[starts], self.dense_shape)
+            values = arrays.sums_of_runs(wide, starts).astype(values.dtype, copy=False)
+        return IndexedSlices(values, arrays.in_memory_of(self.values, numbers), self.dense_shape)
 
     def to_dense(self, dense_shape: Sequence[int] | None = None) -> numpy.ndarray:
         """Return the larger array as a new one, zeros included.  Local.

@@ -14,6 +14,7 @@ import numpy
 from numpy.typing import ArrayLike, DTypeLike
 
 from mpidist import arrays, context
+from mpidist.device.memory import kept_empty
 from mpidist.errors import TornVariableError, UnsupportedDtypeError
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.arenas import BlockSlice
@@ -237,7 +238,7 @@ class DistributedVariable(ArrayReading, DistributedValues):
 
         Local, but collective where ranks share one copy.
         """
-        return arrays.empty(self._storage.size, dtype, self._storage)
+        return kept_empty(self._storage.size, dtype, self._storage)
 
     # -- what checkpoints hold; a variable of which each rank has a part holds it whole --------------------------------
 
@@ -492,15 +493,11 @@ class DistributedVariable(ArrayReading, DistributedValues):
 
     def _put_rows(self, verb: str, rows: IndexedSlices) -> None:
         """Change some rows."""
-        indices, function = arrays.in_memory_of(self.live, rows.indices), VERBS[verb]
-
-        def change(storage: Any) -> None:
-            if function is None:
-                storage[indices] = rows.values
-            else:  # again for each time that a row is named
-                getattr(arrays.namespace(storage), function.__name__).at(storage, indices, rows.values)
-
-        self._change(verb, change)
+        function = VERBS[verb]
+        if function in (numpy.add, numpy.subtract) and arrays.is_device(rows.values):
+            rows = rows.coalesced()  # a device changes a row once at a time
+        indices = arrays.in_memory_of(self.live, rows.indices)
+        self._change(verb, lambda storage: arrays.change_rows(storage, indices, rows.values, function))
 
     def _rows_for(self, verb: str, rows: Any) -> IndexedSlices:
         """Return what is written, after a look at the argument; Collective or Local as the methods are."""

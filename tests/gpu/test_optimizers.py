@@ -288,3 +288,37 @@ def test_values_that_are_held_stay_as_they_are(xp):
         held.append(variables[0].value.copy())
         apply(optimizer, [xp.asarray(numpy.ones(1000, "f4"))], variables)
     check_on_all_ranks(problems_of(xp, held, [numpy.full(1000, -step * size, "f4") for step in range(4)]))
+
+
+@pytest.mark.parametrize("given", ["own", "host"])
+def test_a_row_that_is_large_or_infinite_spoils_no_other(xp, given):
+    """Each row is summed by itself, and not as a difference of sums of all rows before."""
+    rank, size = place()
+    where = numpy.array([3, 0, 2, 1, 2, 0])
+    values = numpy.array([[5.0, 0], [1e17, 0], [2, 3], [numpy.inf, 1], [4, 1], [1e17, 0]])
+    variables, optimizer = made(xp, lambda: SGD(1.0), numpy.zeros((5, 2), "f8"))
+    rows_of = mpidist.IndexedSlices(xp.asarray(values), xp.asarray(where) if given == "own" else where, (5, 2))
+    apply(optimizer, [rows_of], variables)
+    expected = numpy.array([[2e17, 0], [numpy.inf, 1], [6, 4], [5, 0], [0, 0]])
+    problem = problem_of(xp, rows_of.to_dense(), expected)
+    check_on_all_ranks(problem or problem_of(xp, variables[0].value, -size * expected, rtol=1e-15))
+
+
+@pytest.mark.parametrize("kind", ["central", "workers"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_gradients_for_variables_on_the_host(xp, kind, count):
+    """They are copied there; central storage has its variables there on several ranks, whatever they are made of."""
+    rank, size = place()
+    there = mpidist.CentralStorageStrategy() if kind == "central" else strategy()
+    with there.scope():
+        variables = [mpidist.Variable(numpy.zeros((6, 2))) for _ in range(2)]
+        optimizer = SGD(1.0, gradient_accumulation_steps=count)
+    where = numpy.array([0, 1 + rank % 5, 0])
+    rows_of = mpidist.IndexedSlices(xp.ones((3, 2)), xp.asarray(where), (6, 2))
+    for _ in range(count):
+        there.run(lambda: optimizer.apply_gradients(zip((rows_of, xp.ones((6, 2))), variables, strict=True)))
+    expected = numpy.zeros((6, 2))
+    for each in range(size):
+        numpy.subtract.at(expected, [0, 1 + each % 5, 0], 1.0)
+    wanted = [expected, numpy.full((6, 2), -float(size))]
+    check_on_all_ranks(problems_of(numpy, [v.value for v in variables], wanted))

@@ -348,3 +348,32 @@ def test_parts_of_a_data_set_are_copied_before_they_are_read(xp, current, ahead)
     squares = [each[:, :1] ** 2 for each in given] * 2
     problem += problems_of(xp, products, squares)
     check_on_all_ranks(problem or lies or "parts lie elsewhere")
+
+
+def test_results_are_given_back_behind_the_step_that_reads_them(xp):
+    """They were made in one stream, and the list behind that step lies in memory otherwise: it has other results."""
+    rank, size = place()
+    shape, problems = (40, 30), []
+    for _ in range(8):
+        first, second = two_streams(xp)
+        with strategy().scope():
+            variable, optimizer = mpidist.Variable(xp.zeros(shape, "f4")), mpidist.optimizers.SGD(1.0, clipnorm=1e6)
+
+        def step(gradient, optimizer=optimizer, variable=variable):
+            strategy().run(lambda: optimizer.apply_gradients([(gradient, variable)]))
+
+        with first:
+            step(xp.zeros(shape, "f4"))
+        with second:
+            gradient, odd = xp.zeros(shape, "f4"), xp.zeros(shape[::-1], "f4").T
+            slowly(xp, gradient, 0)
+            for _ in range(100):  # an emulated card is slow by as many works
+                gradient += rank + 1
+            step(gradient)
+            step(odd)
+        with first:
+            after = [xp.full(shape, 7, "f4") for _ in range(4)]
+        with second:
+            problems.append(problem_of(xp, variable.value * 1, numpy.full(shape, -50 * size * (size + 1), "f4")))
+        del after
+    check_on_all_ranks("".join(problems))

@@ -138,6 +138,25 @@ def test_fit_evaluate_and_predict(xp, batch_size, make):
     check_on_all_ranks("".join(problems))
 
 
+class NetOfHostVariables(Net):
+    """The same, of variables on the host."""
+
+    def value_and_grad(self, parameters, x, y):
+        return super().value_and_grad({name: self.xp.asarray(v) for name, v in parameters.items()}, x, y)
+
+
+@pytest.mark.parametrize("batch_size", [12, 1])
+def test_fit_with_variables_on_the_host(xp, batch_size):
+    """A rank without rows, whose gradients are zeros, has them where those of the others go."""
+    x, y = rows()
+    nets = NetOfHostVariables(xp, mpidist.CentralStorageStrategy()), Net(numpy, alone())
+    losses = [net.trainer(metrics=[]).fit(x, y, batch_size, 2, verbose=0).history["loss"] for net in nets]
+    problem = problems_of(
+        numpy, [v.numpy() for v in nets[0].variables.values()], nets[1].values(), rtol=1e-9, atol=1e-11
+    )
+    check_on_all_ranks(problem or bool(numpy.allclose(*losses, rtol=1e-9)) or f"{losses}")
+
+
 def test_batches_of_a_data_set(xp):
     """In one's own loop, with a model that takes what the data set gives."""
     x, y = rows()

@@ -102,3 +102,45 @@ def test_rows_are_written(xp):
     expected = numpy.zeros((4, 2), "f4")
     expected[[1, 3]] = 2
     check_on_all_ranks(problem_of(xp, variable.value, expected))
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c16", "i4", "u1"])
+def test_rows_that_are_named_twice_are_changed_twice(xp, dtype):
+    """In their order, of which the last one sets the row; with the rows of all ranks."""
+    rank, size = place()
+    where, values = numpy.array([2, 0, 2]), numpy.array([[3, 1], [2, 1], [5, 1]]).astype(dtype)
+    expected = {  # of rows of 4 each, by one rank; how an element of row 2, and one of row 0, is changed
+        "scatter_add": (12, 6),
+        "scatter_sub": (-4, 2),
+        "scatter_mul": (60, 8),
+        "scatter_div": (4 / 3 / 5, 2),
+        "scatter_max": (5, 4),
+        "scatter_min": (3, 2),
+        "scatter_update": (5, 2),
+    }
+    if dtype == "c16":  # numbers without an order
+        del expected["scatter_max"], expected["scatter_min"]
+    if numpy.dtype(dtype).kind in "iu":
+        del expected["scatter_div"]
+    problems = []
+    for name, (twice, once) in expected.items():
+        with strategy().scope():
+            variable = mpidist.Variable(xp.full((3, 2), 4, dtype), aggregation="ONLY_FIRST_REPLICA")
+        rows = mpidist.IndexedSlices(xp.asarray(values), where)
+        strategy().run(lambda variable=variable, name=name, rows=rows: getattr(variable, name)(rows))
+        found = host(variable.value)
+        wanted = numpy.array([once, 4, twice]).astype("i8" if dtype == "u1" else dtype).astype(dtype)
+        is_right = numpy.allclose(found[:, 0], wanted, rtol=2e-3 if dtype == "f2" else 1e-6)
+        problems.append("" if is_right else f"{name}: {found[:, 0]} in place of {wanted}")
+    check_on_all_ranks("; ".join(filter(None, problems)))
+
+
+@pytest.mark.parametrize("count", [1, 40, 3000])
+def test_a_row_that_is_named_often(xp, count):
+    rank, size = place()
+    with strategy().scope():
+        variable = mpidist.Variable(xp.zeros((2, 3), "f4"), aggregation="SUM")
+    rows = mpidist.IndexedSlices(xp.ones((count, 3), "f4"), xp.asarray(numpy.arange(count) % 7 // 6))
+    strategy().run(lambda: variable.scatter_add(rows))
+    expected = numpy.repeat([[float(size * (count - count // 7))], [float(size * (count // 7))]], 3, axis=1)
+    check_on_all_ranks(problem_of(xp, variable.value, expected.astype("f4")))

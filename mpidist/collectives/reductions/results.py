@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mpidist import arrays
 from mpidist.collectives.kept_memory import Owners
 from mpidist.collectives.reductions.plan import Bucket, Plan
+from mpidist.device.memory import kept_empty
 
 
 class Packed(NamedTuple):
@@ -42,7 +42,7 @@ class ResultSet(Owners):
         is_packed: bool = False,
     ) -> None:
         if buffers is None:
-            buffers = [arrays.empty(bucket.elements, bucket.result, kind) for bucket in plan.buckets]
+            buffers = [kept_empty(bucket.elements, bucket.result, kind) for bucket in plan.buckets]
         super().__init__(buffers, plan.nbytes)
         self.results = [owner.view() for owner in buffers]
         self._packed = [
