@@ -44,5 +44,5 @@ def test_others_and_frozen_ones_are_not(kind):
 
 
 def test_one_replica_may_shrink_its_rows():
-    with mpidist.OneDeviceStrategy().scope():
+    with mpidist.OneDeviceStrategy("/cpu:0").scope():
         distributed("model", model(1.0))
