@@ -7,7 +7,7 @@ import torch
 from mpidist.frameworks.replicas import Replicas
 
 
-def refuse_shrunk_rows(replicas: Replicas, module: torch.nn.Module) -> None:
+def refuse_row_norms(replicas: Replicas, module: torch.nn.Module) -> None:
     """Raise ValueError for a trained embedding with `max_norm`, which shrinks the rows that a rank looks up.  Local."""
     if replicas.size == 1:
         return
