@@ -24,6 +24,7 @@ from mpidist.frameworks.torch.join import BUFFERS, Joining, sole_block
 from mpidist.frameworks.torch.marks import digest_of
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import replicas_of
+from mpidist.frameworks.torch.row_norms import refuse_row_norms
 from mpidist.frameworks.torch.steps import watch_steps
 from mpidist.frameworks.torch.tensors import Named, trainable
 from mpidist.options import ReduceOp
@@ -127,6 +128,7 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             compression = comm_hook.of_mixed_precision(mixed_precision)
         self.module, self.broadcast_buffers, self._has_hook = module, broadcast_buffers, False
         replicas = replicas_of(strategy)
+        refuse_row_norms(replicas, module)
         check_alike(replicas, "DistributedDataParallel", trainable(module.named_parameters()))
 
         def named() -> list[Named]:

@@ -14,6 +14,7 @@ from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch.data_parallel import DistributedDataParallel, broadcast_buffers, broadcast_module
 from mpidist.frameworks.torch.optimizer import DistributedOptimizer
 from mpidist.frameworks.torch.replicas import replicas_of
+from mpidist.frameworks.torch.row_norms import refuse_row_norms
 from mpidist.training.losses import shape_of_weights
 
 
@@ -46,6 +47,8 @@ def distribute(strategy: Any, objects: Sequence[Any], **options: Any) -> list[An
     if len(modules) == len(objects):
         return [DistributedDataParallel(each, **options) for each in modules]
     replicas, distributed = replicas_of(strategy), []
+    for module in modules:
+        refuse_row_norms(replicas, module)
     for obj in objects:
         if isinstance(obj, torch.nn.Module):
             broadcast_module(replicas, obj)

@@ -16,6 +16,7 @@ from mpidist.frameworks.torch.broadcast import broadcast_optimizer_state, broadc
 from mpidist.frameworks.torch.comparison import StepComparison, check_alike
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 from mpidist.frameworks.torch.replicas import replicas_of
+from mpidist.frameworks.torch.row_norms import refuse_row_norms
 from mpidist.frameworks.torch.steps import prepare_step, watch_others
 from mpidist.frameworks.torch.tensors import Named, trainable
 from mpidist.frameworks.torch.unowned_parameters import module_of
@@ -133,6 +134,8 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
             _check_asked(op, gradient_predivide_factor, process_set)
             replicas = replicas_of(strategy)
             module = module_of(named_parameters)
+            if module is not None:
+                refuse_row_norms(replicas, module)
             others = None if named_parameters is None else list(named_parameters)
             self._listing = _listing_of(self, _names(others, self.param_groups))
             check_alike(replicas, "DistributedOptimizer", trainable(self._listing()))
