@@ -98,7 +98,9 @@ def _as_gradient(gradient: Any, variable: Any) -> Any:
         )
     values = where_variable_lies(values, variable)
     if is_rows:
-        rows = gradient if values is gradient.values else IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        indices = where_variable_lies(gradient.indices, variable)
+        is_there = values is gradient.values and indices is gradient.indices
+        rows = gradient if is_there else IndexedSlices(values, indices, gradient.dense_shape)
         return sparse.rows_of_variable(rows, variable)
     gradient = values
     if gradient.shape != variable.shape:
@@ -110,8 +112,7 @@ def _as_gradient(gradient: Any, variable: Any) -> Any:
 
 def where_variable_lies(values: Any, variable: Any) -> Any:
     """Return values of a gradient, on the host if its variable is an array there.  Local."""
-    is_on_host = variable.is_here and issubclass(variable.array_type, numpy.ndarray)
-    return arrays.on_host(values) if is_on_host else values
+    return arrays.on_host(values) if issubclass(variable.array_type, numpy.ndarray) else values
 
 
 def sum_over_replicas(gradients: list[Any], variables: list[Any]) -> list[Any]:
