@@ -370,7 +370,7 @@ def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice
     A type that is not known has no devices.  Without CuPy, or without a driver, there are no GPUs.
     """
     wanted = None if device_type is None else device_type.upper()
-    counts = {"CPU": lambda: 1, "GPU": _gpu_count}
+    counts = {"CPU": lambda: 1, "GPU": lambda: _gpus()[0]}
     return [
         PhysicalDevice(f"/physical_device:{kind}:{index}", kind)
         for kind, count in counts.items()
@@ -379,9 +379,15 @@ def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice
     ]
 
 
-def _gpu_count() -> int:
-    """Return how many GPUs CuPy sees; its errors about a missing driver or device are RuntimeErrors."""
+def gpu_problem() -> str:
+    """Return why CuPy sees no GPU here; empty where it sees one.  Local."""
+    return _gpus()[1]
+
+
+def _gpus() -> tuple[int, str]:
+    """Return how many GPUs CuPy sees, and why none; its errors about a missing driver or device are RuntimeErrors."""
     try:
-        return int(_cupy().cuda.runtime.getDeviceCount())
-    except (ImportError, RuntimeError):
-        return 0
+        count = int(_cupy().cuda.runtime.getDeviceCount())
+    except (ImportError, RuntimeError) as error:
+        return 0, f"{type(error).__name__}: {error}"
+    return count, "" if count else "none is visible"

@@ -85,7 +85,7 @@ def bind_list(
         names = zeros.named(names)
     if names is not None and len(names) != len(tensors):
         raise ValueError(f"got {len(tensors)} tensors and {len(names)} names; give each tensor a name, or none")
-    _check_kinds(tensors, ranks)
+    _check_kinds(tensors, ranks, names)
     labels = names if names is not None else [""] * len(tensors)
     signatures = [(name, array.dtype, tuple(array.shape)) for name, array in zip(labels, tensors, strict=True)]
     on_host = not (tensors and arrays.is_device(tensors[0]))
@@ -193,18 +193,22 @@ def _call(plan: Plan, orders: Mapping[int, Sequence[int]], way: Way, question: Q
     return Call(f"all_reduce({plan.op})", [*plan.signatures, *facts], packs, orders)
 
 
-def _check_kinds(tensors: Sequence[Any], ranks: Communicator) -> None:
+def _check_kinds(tensors: Sequence[Any], ranks: Communicator, names: Sequence[str] | None) -> None:
     """Raise, before any communication, unless all tensors are of one kind that the transport can move.
 
     Subclasses of NumPy's arrays, which `arrays.plain` takes care of, may be cut in another way.
     """
     if odd := [type(tensor).__name__ for tensor in tensors if arrays.plain(tensor) is not tensor]:
         raise TypeError(f"a list to be reduced has plain arrays only, got a {odd[0]}; pass numpy.asarray(array)")
-    kinds = {arrays.kind_of(tensor).name for tensor in tensors}
+    kinds: dict[str, int] = {}  # the number of the first tensor of each
+    for number, tensor in enumerate(tensors):
+        kinds.setdefault(arrays.kind_of(tensor).name, number)
     if len(kinds) > 1:
+        labels = {number: f"tensor {number}" if names is None else names[number] for number in kinds.values()}
+        told = ", ".join(f"{kind} ({labels[number]})" for kind, number in sorted(kinds.items()))
         raise UnsupportedDtypeError(
-            f"a list to be reduced together must be of one kind of arrays, got {', '.join(sorted(kinds))}; "
-            "reduce each kind in a call of its own"
+            f"a list to be reduced together must be of one kind of arrays, got {told}; reduce each kind in a call of "
+            "its own"
         )
     if ranks.size > 1 and tensors and ranks.devices.memory(tensors[0]) is None:
         arrays.check_memory(tensors[0], ranks.transport.memory, ranks.transport.name)

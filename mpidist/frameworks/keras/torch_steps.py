@@ -73,8 +73,8 @@ def _on_host(tensor: Any) -> numpy.ndarray:
     if tensor.device.type != "cpu":
         raise NotImplementedError(
             f"a distributed Keras model on PyTorch trains on the CPU, got a gradient on {tensor.device}. With "
-            'torch.set_default_device("cpu") before the model is made Keras uses the CPU; on GPUs train with '
-            "mpidist.torch, or Keras on JAX"
+            'torch.set_default_device("cpu") before the model is made Keras uses the CPU; or reduce gradients '
+            "yourself with mpidist.torch"
         )
     tensor = tensor.detach()
     if tensor.is_sparse:

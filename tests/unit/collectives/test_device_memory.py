@@ -80,7 +80,9 @@ def test_host_and_device_arrays_of_one_shape_do_not_share_a_plan():
 def test_a_list_of_both_kinds_is_refused_before_any_communication():
     def step():
         communicator = world_communicator()
-        with pytest.raises(UnsupportedDtypeError, match="one kind of arrays, got numpy, pretended"):
+        with pytest.raises(
+            UnsupportedDtypeError, match=r"one kind of arrays, got numpy \(tensor 0\), pretended \(tensor 1\)"
+        ):
             Engine(communicator)([numpy.ones(3), on_device(numpy.ones(3))])
         return communicator.control.call
 

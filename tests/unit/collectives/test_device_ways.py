@@ -286,7 +286,9 @@ def test_a_mixture_in_one_list_is_refused(device):
     def step():
         Engine(world_communicator())([numpy.ones(3), on_device(numpy.ones(3))])
 
-    with pytest.raises(UnsupportedDtypeError, match="one kind of arrays, got numpy, pretended"):
+    with pytest.raises(
+        UnsupportedDtypeError, match=r"one kind of arrays, got numpy \(tensor 0\), pretended \(tensor 1\)"
+    ):
         run_ranks(2, step)
 
 
