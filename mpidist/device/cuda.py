@@ -96,8 +96,13 @@ class CudaMemory:
 
     def kept(self, array: Any) -> Any:
         """Return an array made in the current stream: CuPy hands its memory out again in the order of that one."""
-        finalize(array, self._order, cupy.cuda.get_current_stream()).atexit = False
+        finalize(array, self._give_back, array.device, cupy.cuda.get_current_stream()).atexit = False
         return array
+
+    def _give_back(self, device: Any, stream: Any) -> None:
+        """Order the stream of memory that is given back, in whichever thread; its current device may be another."""
+        with device:
+            self._order(stream)
 
     def table(self, values: numpy.ndarray) -> Any:
         """Return an array of the host on the device, for kernels in any stream."""

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 from threading import Lock
 from typing import Any
+from weakref import finalize
 
 import numpy
 
 from mpidist import arrays
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Copy:
     """An array that is being copied, and the event of its end; None where it was on the GPU."""
 
@@ -41,6 +42,7 @@ class InputCopies:
             if arrays.is_device(array):
                 return Copy(self._cupy.asarray(array), None)
             source = numpy.asarray(array)
+            source = source.astype(source.dtype.newbyteorder("="), copy=False)
             target = self._cupy.empty(source.shape, source.dtype)
             pinned = self._cupy.cuda.alloc_pinned_memory(max(1, source.nbytes))
             numpy.frombuffer(pinned, source.dtype, source.size).reshape(source.shape)[...] = source
@@ -48,7 +50,14 @@ class InputCopies:
             target.data.copy_from_host_async(pinned.ptr, source.nbytes, self._own.stream)
             event = _recorded(self._own.stream)
         self._own.keep(pinned, event)
-        return Copy(target, event)
+        copy = Copy(target, event)
+        finalize(copy, self._order, event).atexit = False  # also if nobody waits for it: its memory is handed out again
+        return copy
+
+    def _order(self, event: Any) -> None:
+        """Order the user's stream behind an event."""
+        with self._device:
+            self._user.wait_event(event)
 
     def end(self, copy: Copy) -> Any:
         """Return the array; later work of the current stream is behind its copy.  Local; does not wait."""

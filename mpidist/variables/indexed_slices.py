@@ -79,7 +79,7 @@ class IndexedSlices:
     def coalesced(self) -> IndexedSlices:
         """Return the same with every row named once, in ascending order; 16-bit floats are summed in float32.  Local.
 
-        The same bits wherever the same rows stand in the same order.
+        The same rows in the same order have the same bits on all ranks, in one kind of memory.
         """
         indices = arrays.on_host(self.indices)
         order = numpy.argsort(indices, kind="stable")

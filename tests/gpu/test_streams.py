@@ -13,6 +13,7 @@ import pytest
 
 import mpidist
 from mpidist.collectives.ways.device_ways import DeviceWays
+from mpidist.device.input_copies import InputCopies
 from mpidist.device.memory import memory_of
 from mpidist.world import world_communicator
 from tests.gpu.library import (
@@ -376,4 +377,23 @@ def test_results_are_given_back_behind_the_step_that_reads_them(xp):
         with second:
             problems.append(problem_of(xp, variable.value * 1, numpy.full(shape, -50 * size * (size + 1), "f4")))
         del after
+    check_on_all_ranks("".join(problems))
+
+
+@pytest.mark.gpu(only=True)
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_copy_writes_over_no_later_array(xp, current, is_read):
+    """Where nobody waits for it, as when an epoch is broken off, or its array was read in another stream."""
+    copies, given, problems = InputCopies(xp.cuda.Device().id), numpy.zeros((50, 500), ">f4"), []
+    for _ in range(10):
+        held = [copies.begin(given) for _ in range(15)]
+        copy = copies.begin(given)
+        if is_read:
+            with two_streams(xp)[0]:
+                found = copies.end(copy)
+            del found
+        del copy
+        after = xp.full(given.shape, 7, "f4")
+        problems.append(problem_of(xp, after, numpy.full(given.shape, 7, "f4")))
+        del held
     check_on_all_ranks("".join(problems))

@@ -128,8 +128,8 @@ class DistributedDataParallel(GradientOwner, torch.nn.Module):
             compression = comm_hook.of_mixed_precision(mixed_precision)
         self.module, self.broadcast_buffers, self._has_hook = module, broadcast_buffers, False
         replicas = replicas_of(strategy)
-        refuse_row_norms(replicas, module)
         check_alike(replicas, "DistributedDataParallel", trainable(module.named_parameters()))
+        refuse_row_norms(replicas, module)
 
         def named() -> list[Named]:
             return list(module.named_parameters())

@@ -47,11 +47,10 @@ def distribute(strategy: Any, objects: Sequence[Any], **options: Any) -> list[An
     if len(modules) == len(objects):
         return [DistributedDataParallel(each, **options) for each in modules]
     replicas, distributed = replicas_of(strategy), []
-    for module in modules:
-        refuse_row_norms(replicas, module)
     for obj in objects:
         if isinstance(obj, torch.nn.Module):
             broadcast_module(replicas, obj)
+            refuse_row_norms(replicas, obj)
             if any(True for _ in obj.buffers()):
                 obj.register_forward_pre_hook(_BufferSharing(replicas, obj))
             distributed.append(obj)

@@ -134,11 +134,11 @@ class DistributedOptimizer(GradientOwner, torch.optim.Optimizer):
             _check_asked(op, gradient_predivide_factor, process_set)
             replicas = replicas_of(strategy)
             module = module_of(named_parameters)
-            if module is not None:
-                refuse_row_norms(replicas, module)
             others = None if named_parameters is None else list(named_parameters)
             self._listing = _listing_of(self, _names(others, self.param_groups))
             check_alike(replicas, "DistributedOptimizer", trainable(self._listing()))
+            if module is not None:
+                refuse_row_norms(replicas, module)
             self._reduction = GradientReduction(
                 replicas,
                 self._listing,
