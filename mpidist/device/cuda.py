@@ -96,7 +96,7 @@ class CudaMemory:
 
     def kept(self, array: Any) -> Any:
         """Return an array made in the current stream: CuPy hands its memory out again in the order of that one."""
-        finalize(array, self._give_back, array.device, cupy.cuda.get_current_stream()).atexit = False
+        finalize(array, self._give_back, cupy.cuda.Device(), cupy.cuda.get_current_stream()).atexit = False
         return array
 
     def _give_back(self, device: Any, stream: Any) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import numpy
@@ -133,6 +134,7 @@ def kernels(monkeypatch, tmp_path):
     library.cuda = SimpleNamespace(
         get_current_stream=lambda: SimpleNamespace(ptr=0),
         runtime=SimpleNamespace(getDevice=lambda: 0, eventQuery=lambda event: found.event_states.pop(0)),
+        Device=nullcontext,
         alloc_pinned_memory=bytearray,
         Event=lambda disable_timing: SimpleNamespace(ptr=0, record=lambda: None),
     )
