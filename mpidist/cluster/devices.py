@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 _LOCAL = re.compile(
     r"(/job:localhost)?(/replica:0)?(/task:0)?/?(device:)?(?P<kind>cpu|gpu)(:(?P<index>[0-9]+))?", re.IGNORECASE
@@ -73,6 +74,37 @@ def gpu_of_rank(local_rank: int, gpu_count: int) -> int | None:
     return local_rank % gpu_count if gpu_count else None
 
 
+def gpus_by_turns(seen: Sequence[Sequence[str]]) -> tuple[int | None, ...]:
+    """Return by rank the number of its GPU among those that it sees, None where it sees none.  Local.
+
+    In rank order each takes the first that the fewest have.  Where others see fewer, a rank leaves its GPU to one of
+    them and takes another, so that as many GPUs as possible have a rank.  Where all ranks of a machine see the same,
+    that is `gpu_of_rank`.
+
+    `seen`: by rank the GPUs, by names that are alike on all ranks: machine and PCI bus id.
+    """
+    ranks_of: dict[str, list[int]] = {}
+
+    def has_found(rank: int, room: int, tried: set[str]) -> bool:
+        """Return whether the rank has found a GPU that fewer than `room` have, if need be by moving others."""
+        for gpu in seen[rank]:
+            if len(ranks_of.setdefault(gpu, [])) < room:
+                ranks_of[gpu].append(rank)
+                return True
+        for gpu in seen[rank]:
+            for place, other in enumerate(() if gpu in tried else ranks_of[gpu]):
+                tried.add(gpu)
+                if has_found(other, room, tried):
+                    ranks_of[gpu][place] = rank
+                    return True
+        return False
+
+    for rank in (rank for rank, gpus in enumerate(seen) if gpus):
+        next(room for room in count(1) if has_found(rank, room, set()))
+    gpu_of = {rank: gpu for gpu, ranks in ranks_of.items() for rank in ranks}
+    return tuple(list(gpus).index(gpu_of[rank]) if gpus else None for rank, gpus in enumerate(seen))
+
+
 def gpu_of_name(device_name: str) -> int | None:
     """Return the number of the GPU that a full name of a device ends with; None for a CPU.  Local."""
     kind, index = device_name.split(":")[-2:]  # /job:worker/replica:0/task:1/device:GPU:0
@@ -101,16 +133,14 @@ def _is_installed(package: str) -> bool:
 
 
 def device_of_rank(
-    local_rank: int, local_size: int, requested: Sequence[str | Device] | None = None, gpu_count: int = 0
+    local_rank: int, local_size: int, requested: Sequence[str | Device] | None = None, gpu: int | None = None
 ) -> Device:
     """Return the device of a rank.  Local, and the same arithmetic on every rank.
 
-    Asked for devices, local rank i takes the i-th.  Else it takes GPU i; more ranks than visible GPUs share them in
-    turn, which is also right where the launcher shows each rank only its own.  Without GPUs it is CPU i.  ValueError
-    where there are more or fewer devices than local ranks, or as `parse_devices`.
+    Asked for devices, local rank i takes the i-th.  Else it is the GPU of that number, or CPU i without one.
+    ValueError where there are more or fewer devices than local ranks, or as `parse_devices`.
     """
     if not requested:
-        gpu = gpu_of_rank(local_rank, gpu_count)
         return Device("CPU", local_rank) if gpu is None else Device("GPU", gpu)
     devices = parse_devices(requested)
     if len(devices) != local_size:

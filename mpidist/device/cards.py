@@ -46,6 +46,11 @@ def card_of(library: Any, index: int) -> Card:
     return Card(boot_id() or platform.node(), bus_id, index, facts["name"].decode())
 
 
+def place_of(library: Any, index: int) -> str:
+    """Return where the GPU of that number is, alike for all who see it.  Local; parameters as for `card_of`."""
+    return f"{boot_id() or platform.node()} {str(library.cuda.Device(index).pci_bus_id).upper()}"
+
+
 def current_card(library: Any) -> Card:
     """Return the GPU that is CuPy's current device in this thread.  Local; parameter as for `card_of`."""
     return card_of(library, library.cuda.runtime.getDevice())
@@ -117,10 +122,14 @@ def card_text(rank: int, cards: Sequence[Card | None]) -> str:
     return "" if card is None else ", ".join(filter(None, [str(card), _shared_with(rank, cards)]))
 
 
-def card_table(cards: Sequence[Card | None], hosts: Sequence[str]) -> str:
-    """Return which rank has which card, a line for each rank, and who shares it.  Local."""
+def card_table(cards: Sequence[Card | None], hosts: Sequence[str], notes: Mapping[int, str] | None = None) -> str:
+    """Return which rank has which card, a line for each rank, and who shares it.  Local.
+
+    `notes`: by rank what is said of one without a card.
+    """
     rows = [
-        (f"rank {rank}", hosts[rank], *_columns(card), _shared_with(rank, cards)) for rank, card in enumerate(cards)
+        (f"rank {rank}", hosts[rank], *_columns(card), _shared_with(rank, cards) or (notes or {}).get(rank, ""))
+        for rank, card in enumerate(cards)
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

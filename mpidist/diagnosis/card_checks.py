@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpidist.arrays import GET_CUPY
-from mpidist.cluster.devices import gpu_of_rank
+from mpidist.cluster.devices import gpus_by_turns
 from mpidist.diagnosis.case import Case, ranks_text
 from mpidist.diagnosis.finding import Finding, ok, warn
 
@@ -33,11 +33,9 @@ def _shared(case: Case) -> Iterator[Finding]:
     """Yield a finding for each node on which ranks share a GPU."""
     for host, ranks in case.ranks_of_host.items():
         ranks_of: dict[str, list[int]] = {}
-        there: set[str] = set()
-        for local_rank, rank in enumerate(ranks):
-            cards = [card[2] for card in case.ranks[rank].cuda.get("cards", ())]
-            there |= {*cards}
-            index = gpu_of_rank(local_rank, len(cards))
+        seen = [[card[2] for card in case.ranks[rank].cuda.get("cards", ())] for rank in ranks]
+        there = {card for cards in seen for card in cards}
+        for rank, cards, index in zip(ranks, seen, gpus_by_turns(seen), strict=True):
             if index is not None:
                 ranks_of.setdefault(cards[index], []).append(rank)
         together = [(card, some) for card, some in ranks_of.items() if len(some) > 1]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from mpidist import arrays
-from mpidist.cluster.devices import Device, device_of_rank, gpu_of_name, invisible_devices, parse_devices
-from mpidist.cluster.topology import Topology
+from mpidist.cluster.devices import (
+    Device,
+    device_of_rank,
+    gpu_of_name,
+    gpu_of_rank,
+    gpus_by_turns,
+    invisible_devices,
+    parse_devices,
+)
 from mpidist.collectives.communicator import Communicator
-from mpidist.device.cards import Card, card_table, cupy, exchange_cards, take_card
+from mpidist.device.cards import Card, card_table, cupy, exchange_cards, place_of, take_card
 from mpidist.errors import DeviceError
 
 _log = logging.getLogger("mpidist")
@@ -42,31 +50,64 @@ def require_one_node(communicator: Communicator, title: str) -> None:
         )
 
 
+def gpus_of_ranks(communicator: Communicator, library: Any = None, takes_one: bool = True) -> tuple[int | None, ...]:
+    """Return by rank the number of its GPU among those that it sees, None where it has none; see `gpus_by_turns`.
+
+    Collective where several ranks may have GPUs, ``communicator.has_gpus``, at the first call with these ranks.
+
+    `library` is CuPy; `takes_one`: whether this rank wants a GPU.
+    """
+    if communicator.size == 1 or not communicator.has_gpus:
+        seen = gpu_count() if takes_one else 0
+        return tuple(gpu_of_rank(local_rank, seen) for local_rank in communicator.topology.local_rank_of)
+    if "gpus" not in communicator.adapters:
+        payload = json.dumps(_seen(library) if takes_one else []).encode()
+        answers = communicator.exchange(payload, what="GPUs that ranks see")
+        communicator.adapters["gpus"] = gpus_by_turns([json.loads(raw) for raw in answers])
+    found: tuple[int | None, ...] = communicator.adapters["gpus"]
+    return found
+
+
+def _seen(library: Any) -> list[str]:
+    """Return the GPUs that this rank sees, by names that are alike on all ranks."""
+    try:
+        return [place_of(cupy() if library is None else library, gpu) for gpu in range(gpu_count())]
+    except RuntimeError:  # as all errors of CUDA are: it comes again, on all ranks, where the GPU is taken
+        return [str(gpu) for gpu in range(gpu_count())]
+
+
 def devices_of_ranks(devices: Sequence[str | Device] | None, communicator: Communicator) -> tuple[Device, ...]:
-    """Return the device of every rank of a node: those asked for, else GPU i, or CPU i without GPUs.  Local."""
+    """Return the device of every rank of a node: those asked for, else its GPU, or CPU i without GPUs.
+
+    Collective as `gpus_of_ranks`, unless devices are asked for.
+    """
     rank, size = communicator.rank, communicator.size
     device_of_rank(rank, size, devices)  # checks that there are as many devices as ranks, and names the cure
     if devices:
         return parse_devices(devices)
-    gpus = gpu_count()
-    return tuple(device_of_rank(other, size, gpu_count=gpus) for other in range(size))
+    return tuple(device_of_rank(other, size, gpu=gpu) for other, gpu in enumerate(gpus_of_ranks(communicator)))
 
 
-def device_on_node(topology: Topology, rank: int) -> Device:
-    """Return the device of a rank whose node deals out its GPUs, a CPU as the ``"CPU:0"`` of a task.  Local."""
-    device = device_of_rank(topology.local_rank_of[rank], topology.local_size_of[rank], gpu_count=gpu_count())
-    return Device("CPU", 0) if device.kind == "CPU" else device
+def own_device(communicator: Communicator, takes_gpu: bool = True) -> Device:
+    """Return the device of this rank, a CPU as the ``"CPU:0"`` of a task; `takes_gpu`: whether it wants a GPU.
+
+    Collective as `gpus_of_ranks`.
+    """
+    gpu = gpus_of_ranks(communicator, takes_one=takes_gpu)[communicator.rank]
+    return Device("CPU", 0) if gpu is None else Device("GPU", gpu)
 
 
-def take_device(device_name: str, communicator: Communicator | None, library: Any = None) -> tuple[Card | None, ...]:
+def take_device(
+    device_name: str, communicator: Communicator | None, library: Any = None, notes: Mapping[int, str] | None = None
+) -> tuple[Card | None, ...]:
     """Make this rank's GPU, if it has one, CuPy's current device; return by rank the card it has.
 
     Nothing where no rank may have a GPU; this rank's alone where there is no `communicator`.  Of several ranks, the
     chief logs the cards.
 
     Collective where several ranks may have GPUs, ``communicator.has_gpus``: every rank calls it in the same order.
-    `device_name` is the full name of this rank's device; the ranks of `communicator` are told; `library` is CuPy.
-    DeviceError where a rank cannot use its GPU; on all ranks, where it is collective.
+    `device_name` is the full name of this rank's device; the ranks of `communicator` are told; `library` is CuPy;
+    `notes`: as for `card_table`.  DeviceError where a rank cannot use its GPU; on all ranks, where it is collective.
     """
     card, problem = _taken(gpu_of_name(device_name), library)
     size = 1 if communicator is None else communicator.size
@@ -74,7 +115,7 @@ def take_device(device_name: str, communicator: Communicator | None, library: An
         exchange = partial(communicator.exchange, what="cards of the ranks")
         cards = exchange_cards(card, problem, exchange, communicator.control.name)
         if communicator.rank == 0 and any(cards):
-            _log.info("%s", card_table(cards, communicator.topology.hosts))
+            _log.info("%s", card_table(cards, communicator.topology.hosts, notes))
         return cards
     if problem:
         raise DeviceError(problem)

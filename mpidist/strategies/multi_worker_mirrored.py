@@ -13,7 +13,7 @@ from mpidist.cross_device_ops import AllReduceCrossDeviceOps, NcclAllReduce
 from mpidist.errors import quoted
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategies.base import MirroredExtended, Strategy
-from mpidist.strategies.devices_of_ranks import device_on_node
+from mpidist.strategies.devices_of_ranks import own_device
 from mpidist.world import launched_communicator
 
 _log = logging.getLogger("mpidist")
@@ -111,7 +111,7 @@ def _check_cluster(resolver: ClusterResolver, communicator: Communicator) -> Non
 
 def _device_name(resolver: ClusterResolver, communicator: Communicator) -> str:
     """Return this rank's device as a device of its task; a task without GPUs has one CPU, number 0."""
-    device = device_on_node(communicator.topology, communicator.rank)
+    device = own_device(communicator)
     if communicator.size == 1 or resolver.task_type is None:
         return device.name
     return device.name_in(resolver.task_type, resolver.task_id or 0)

@@ -17,6 +17,7 @@ from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.cluster.resolvers.simple import SimpleClusterResolver
 from mpidist.cluster.server_roles import RanksPerWorker, Roles
 from mpidist.collectives.communicator import Communicator
+from mpidist.device.cards import card_text
 from mpidist.errors import PeerLostError
 from mpidist.output import say
 from mpidist.parameter_server import registry
@@ -28,6 +29,7 @@ from mpidist.parameter_server.placement import Placement
 from mpidist.parameter_server.server.server import Server
 from mpidist.strategies import server_cluster, workers
 from mpidist.strategies.base import Strategy
+from mpidist.strategies.devices_of_ranks import own_device, take_device
 from mpidist.strategies.parameter_server_extended import GroupExtended, ServedExtended, SingleExtended
 from mpidist.transports.connections.base import Connection
 from mpidist.transports.connections.open import open_connections
@@ -115,18 +117,22 @@ class ParameterServerStrategy(Strategy):
         self._cluster_resolver = cluster_resolver or self._described(communicator)
         if communicator.size > 1 and communicator.rank == 0:
             say(self._roles.table(communicator.topology.hosts))
+        task = self._roles.tasks[self._rank]
+        self._device = own_device(communicator, takes_gpu=task.type != "ps")
+        notes = dict.fromkeys(self._roles.servers, "a server: variables in host memory")
+        cards = take_device(self._device.name, communicator, notes=notes)
         number = self._roles.number_of(self._rank)
         self._connections = (
             open_connections(self._whole, _peers(self._roles, self._rank)) if communicator.size > 1 else {}
         )
         own_world = _own_world(self._roles, self._whole, number)
-        task = self._roles.tasks[self._rank]
         if task.type == "ps":
             clients = [self._connections[ranks[0]] for ranks in self._roles.trainers]
             Server(clients, task.index, consistency).serve()
             sys.exit(0)
         transports.enter(own_world)
         self._client, self.extended = self._joined(number, push_dtype)
+        self.extended.card_text = card_text(self._rank, cards)  # who shares it, other workers too
         servers = max(1, len(self._roles.servers))
         self.extended.serves(self._client, number or 0, variable_partitioner, Placement(servers, placement))
         if not isinstance(self._client, LocalClient):

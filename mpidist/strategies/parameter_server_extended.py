@@ -29,7 +29,6 @@ from mpidist.parameter_server.client.served_variable import ServedVariable, Shar
 from mpidist.parameter_server.coordinator.values import on_worker
 from mpidist.parameter_server.layout import VariableSpec
 from mpidist.parameter_server.placement import Placement, shard_count, shard_offsets
-from mpidist.strategies.devices_of_ranks import device_on_node
 from mpidist.strategies.extended import StrategyExtended
 from mpidist.strategies.mirrored_extended import MirroredExtended
 from mpidist.strategies.workers import Workers
@@ -365,4 +364,4 @@ def _encoded(kind: str, text: str | None) -> numpy.ndarray:
 def _device_name(strategy: ParameterServerStrategy) -> str:
     """Return this rank's device as a device of its task."""
     task = strategy._roles.tasks[strategy._rank]
-    return device_on_node(strategy._whole.topology, strategy._rank).name_in(task.type, task.index)
+    return strategy._device.name_in(task.type, task.index)

@@ -13,7 +13,7 @@ from mpidist.cluster.devices import device_of_rank
 from mpidist.cluster.resolvers.base import ClusterResolver
 from mpidist.collectives.communicator import Communicator
 from mpidist.strategies.base import Strategy
-from mpidist.strategies.devices_of_ranks import gpu_count
+from mpidist.strategies.devices_of_ranks import gpus_of_ranks
 from mpidist.strategies.tpu.device_assignment import DeviceAssignment
 from mpidist.strategies.tpu.mesh import MeshExtended, MeshReplicaContext
 from mpidist.strategies.tpu.topology import MeshTopology
@@ -168,9 +168,9 @@ def _assignment(assignment: Any, communicator: Communicator) -> DeviceAssignment
 
 
 def _device_names(communicator: Communicator) -> tuple[str, ...]:
-    topology, gpus = communicator.topology, gpu_count()
+    topology, gpus = communicator.topology, gpus_of_ranks(communicator)
     return tuple(
-        device_of_rank(topology.local_rank_of[rank], topology.local_size_of[rank], gpu_count=gpus).name_in(
+        device_of_rank(topology.local_rank_of[rank], topology.local_size_of[rank], gpu=gpus[rank]).name_in(
             "worker", topology.node_of[rank]
         )
         for rank in range(communicator.size)

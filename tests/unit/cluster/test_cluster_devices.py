@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from types import ModuleType
 
 import pytest
@@ -15,6 +17,7 @@ from mpidist.cluster.devices import (
     device_of_rank,
     gpu_of_name,
     gpu_of_rank,
+    gpus_by_turns,
     invisible_devices,
     may_see_gpus,
     parse_device,
@@ -58,9 +61,7 @@ def test_local_rank_takes_its_device(devices: list[Device]) -> None:
 def test_devices_by_default(requested: list[str] | None) -> None:
     ranks = range(6)
     assert [device_of_rank(rank, 6, requested) for rank in ranks] == [Device("CPU", rank) for rank in ranks]
-    for gpu_count in (1, 2, 4, 6, 8):
-        expected = [Device("GPU", rank % gpu_count) for rank in ranks]
-        assert [device_of_rank(rank, 6, requested, gpu_count) for rank in ranks] == expected
+    assert [device_of_rank(rank, 6, requested, rank % 2) for rank in ranks] == [Device("GPU", i % 2) for i in ranks]
 
 
 @pytest.mark.parametrize("local_size", [1, 3])
@@ -86,6 +87,38 @@ def test_invisible_devices() -> None:
 )
 def test_ranks_of_a_node_take_gpus_in_turn(gpu_count: int, gpus: list[int | None]) -> None:
     assert [gpu_of_rank(local_rank, gpu_count) for local_rank in range(4)] == gpus
+
+
+@given(st.integers(0, 9), st.integers(0, 5))
+def test_ranks_that_see_the_same_gpus_take_them_in_turn(ranks: int, gpus: int) -> None:
+    expected = [gpu_of_rank(rank, gpus) for rank in range(ranks)]
+    assert [*gpus_by_turns(["abcde"[:gpus]] * ranks)] == expected
+
+
+@pytest.mark.parametrize(
+    ("seen", "gpus"),
+    [
+        (["ab", "ab", "cd", "cd"], [0, 1, 0, 1]),  # two sockets, as --gpu-bind=closest shows them
+        (["ab", "cd", "ab", "cd"], [0, 0, 1, 1]),  # by local rank ranks 0 and 2 had a, 1 and 3 had d
+        (["a", "b", "c"], [0, 0, 0]),  # each its own
+        (["ab", "a"], [1, 0]),  # the first leaves a to the second
+        (["ab", "bc", "a", "c"], [1, 1, 0, 0]),  # rank 2 has a: rank 0 moves to b, and rank 1 to c, for which 3 is late
+        (["ab", "", "ab"], [0, None, 1]),
+        (["abc", "ab", "a"], [2, 1, 0]),
+    ],
+)
+def test_ranks_that_see_other_gpus(seen: list[str], gpus: list[int | None]) -> None:
+    assert [*gpus_by_turns(seen)] == gpus
+
+
+@given(st.lists(st.sets(st.sampled_from("abcd"), min_size=1, max_size=3).map(sorted), min_size=1, max_size=5))
+def test_no_other_choice_uses_more_gpus_or_has_fewer_ranks_on_one(seen: list[list[str]]) -> None:
+    def loads(chosen: tuple[str, ...]) -> list[int]:
+        return sorted(Counter(chosen).values(), reverse=True)
+
+    every = [loads(choice) for choice in product(*seen)]
+    found = loads(tuple(cards[gpu] for cards, gpu in zip(seen, gpus_by_turns(seen), strict=True)))
+    assert len(found) == max(map(len, every)) and found[0] == min(load[0] for load in every)
 
 
 @given(DEVICES)

@@ -166,6 +166,11 @@ def test_the_table_has_a_line_for_each_rank():
         "  rank 3  n10  GPU:1   H100  02",
         "  rank 4  n9   GPU:0   H100  01  shared with ranks 0, 1",
     ]
+    assert card_table([card(bus_id="01"), None], ["n9", "n9"], {1: "a server"}).splitlines() == [
+        "GPUs of the ranks:",
+        "  rank 0  n9  GPU:0   H100  01",
+        "  rank 1  n9  no GPU            a server",
+    ]
 
 
 def test_the_text_of_one_rank():

@@ -454,11 +454,17 @@ def test_ranks_that_share_a_card_while_another_is_free():
     case = with_cards(2, "0A")
     shown = (
         case.ranks[0],
-        replace(case.ranks[1], cuda=cards("0A", "0A")),
-        replace(case.ranks[1], cuda=cards("0B", "0C", "0A")),
+        case.ranks[1],
+        replace(case.ranks[1], cuda=cards("0B", "0C", "0D")),
     )
     finding = only(replace(case, ranks=shown, joint=replace(JOINT, hosts=("node1",) * 3)), "GPUs")
-    assert finding.text == "node1: ranks 0-2 share 0A, while 2 GPUs are free" and finding.level == WARN
+    assert finding.text == "node1: ranks 0, 1 share 0A, while 2 GPUs are free" and finding.level == WARN
+
+
+def test_each_takes_another_card_where_the_launcher_shows_them_other_sets():
+    case = with_cards(2, "0A", "0B")
+    shown = (case.ranks[0], replace(case.ranks[1], cuda=cards("0C", "0D")), case.ranks[0])
+    assert only(replace(case, ranks=shown, joint=replace(JOINT, hosts=("node1",) * 3)), "GPUs").level == OK
 
 
 def test_cards_without_cupy():

@@ -11,7 +11,7 @@ from mpidist import arrays
 from mpidist.collectives.communicator import Communicator
 from mpidist.errors import DeviceError
 from mpidist.strategies import devices_of_ranks
-from mpidist.strategies.devices_of_ranks import take_device
+from mpidist.strategies.devices_of_ranks import gpus_of_ranks, take_device
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.strategies.one_device import OneDeviceStrategy
 from mpidist.testing import run_ranks
@@ -46,6 +46,38 @@ def test_ranks_take_their_gpus_and_know_who_shares_them(two_gpus, caplog):
     assert run_ranks(3, on_rank) == [([rank % 2], bus_ids, 1) for rank in range(3)]
     (line,) = [record.getMessage() for record in caplog.records if record.name == "mpidist"]
     assert line.startswith("GPUs of the ranks:") and line.count("shared with") == 2
+
+
+SETS = [["0000:0a:00.0", "0000:0b:00.0"], ["0000:0c:00.0", "0000:0d:00.0"]]
+
+
+@pytest.mark.parametrize(("sets", "taken"), [([0, 0, 1, 1], (0, 1, 0, 1)), ([0, 1, 0, 1], (0, 0, 1, 1))])
+def test_ranks_that_see_other_gpus_take_one_each(two_gpus, sets, taken):
+    def on_rank():
+        own = communicator(True)
+        found = gpus_of_ranks(own, Library(SETS[sets[own.rank]]))
+        assert gpus_of_ranks(own, None) == found  # and asks nobody again
+        return found, own.control.call
+
+    assert run_ranks(4, on_rank) == [(taken, 1)] * 4
+
+
+def test_a_rank_that_wants_no_gpu_leaves_it_to_the_others(two_gpus):
+    def on_rank():
+        own = communicator(True)
+        return gpus_of_ranks(own, Library(two_gpus), takes_one=own.rank != 0)
+
+    assert run_ranks(3, on_rank) == [(None, 0, 1)] * 3
+
+
+def test_gpus_whose_place_cuda_does_not_tell_are_taken_so_that_the_error_comes_from_there(two_gpus):
+    def on_rank():
+        own, library = communicator(True), Library(two_gpus)
+        if own.rank:
+            library.cuda.Device = lambda index: exec("raise RuntimeError('cudaErrorUnknown')")
+        return gpus_of_ranks(own, library)
+
+    assert run_ranks(2, on_rank) == [(0, 0)] * 2
 
 
 def test_a_rank_that_cannot_use_its_gpu_is_an_error_on_all(two_gpus):
