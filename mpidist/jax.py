@@ -12,8 +12,9 @@ except ImportError as error:
 from mpidist.frameworks.jax.broadcast import broadcast_tree
 from mpidist.frameworks.jax.gradients import all_gather, all_reduce
 from mpidist.frameworks.jax.optimizer import distributed
+from mpidist.frameworks.jax.own_device import device
 from mpidist.frameworks.jax.reduction import TreeReduction, reduce_tree
 
-__all__ = ["TreeReduction", "all_gather", "all_reduce", "broadcast_tree", "distributed", "reduce_tree"]
+__all__ = ["TreeReduction", "all_gather", "all_reduce", "broadcast_tree", "device", "distributed", "reduce_tree"]
 
 public_module(__name__)

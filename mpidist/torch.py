@@ -21,6 +21,7 @@ from mpidist.frameworks.torch.data_parallel import DistributedDataParallel
 from mpidist.frameworks.torch.distribution import compute_average_loss
 from mpidist.frameworks.torch.horovod_names import *  # noqa: F403
 from mpidist.frameworks.torch.optimizer import DistributedOptimizer
+from mpidist.frameworks.torch.own_device import device
 from mpidist.frameworks.torch.sampler import DistributedSampler
 
 del _torch
@@ -38,6 +39,7 @@ __all__ = [
     "broadcast_parameters",
     "comm_hook",
     "compute_average_loss",
+    "device",
     "all_gather",
     "all_reduce",
     "all_to_all",
