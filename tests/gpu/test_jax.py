@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
 @pytest.fixture(autouse=True)
 def device():
-    """The device of all arrays: JAX's own choice, which must be a GPU unless NumPy is asked for."""
+    """The device of all arrays: this rank's, which must be a GPU unless NumPy is asked for."""
     library.require()
     if library.is_numpy():
         with jax.default_device(jax.devices("cpu")[0]):
             yield
         return
-    if jax.default_backend() != "gpu":
+    if mj.device().platform != "gpu":
         pytest.skip(f"JAX computes on {jax.default_backend()}")
     yield
 

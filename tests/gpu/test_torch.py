@@ -36,8 +36,7 @@ def device():
         return torch.device("cpu")
     if not torch.cuda.is_available():
         pytest.skip("PyTorch sees no GPU")
-    torch.cuda.set_device(mpidist.local_rank() % torch.cuda.device_count())
-    return torch.device("cuda", torch.cuda.current_device())
+    return hvd.device()
 
 
 def on(device, values):

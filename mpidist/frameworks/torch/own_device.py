@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mpidist.frameworks.own_gpu import own_gpu
+from mpidist.frameworks.own_device import own_gpu
 
 
 def device() -> torch.device:
