@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_examples_of_the_page_run_one_after_another():
     blocks = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs" / "jax.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names = {}
     for block in blocks:
         exec(block, names)

@@ -88,6 +88,16 @@ def test_a_gpu_that_cannot_be_used_is_an_error_on_all_ranks(shows):
         mpidist.torch.device()
 
 
+@pytest.mark.parametrize(("name", "expected"), [("/gpu:2", "cuda:2"), ("/cpu:0", "cpu")])
+def test_in_the_scope_of_a_strategy_it_is_the_device_of_the_strategy(shows, name, expected):
+    library, _ = shows(THREE)
+    with mpidist.OneDeviceStrategy(name).scope():
+        calls = world_communicator().control.call
+        assert mpidist.torch.device() == torch.device(expected)
+        assert world_communicator().control.call == calls
+    assert library.taken == ([2] if name == "/gpu:2" else [])
+
+
 @pytest.mark.parametrize("has_cupy", [True, False])
 def test_without_gpus_it_is_the_cpu(shows, has_cupy):
     _, taken = shows([], has_cupy=has_cupy)

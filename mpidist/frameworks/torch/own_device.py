@@ -8,12 +8,12 @@ from mpidist.frameworks.own_device import own_gpu
 
 
 def device() -> torch.device:
-    """Return this rank's GPU, which becomes PyTorch's current one in this thread; the CPU where it sees no GPU.
+    """Return this rank's GPU, which becomes PyTorch's current one in this thread; the CPU where it has no GPU.
 
-    Ranks of a node take the GPUs that they see in turn; a rank to which the launcher shows one GPU has that one.  With
-    logging at level INFO the chief shows which rank has which card.
+    Ranks of a node take the GPUs that they see in turn; a rank to which the launcher shows one GPU has that one.  The
+    scope of a strategy has the strategy's.  With logging at level INFO the chief shows which rank has which card.
 
-    Collective at the first call, before which nothing should use CUDA; Local later.
+    Collective at the first call, before which nothing should use CUDA; Local later, and in a scope.
 
     Raises
     ------
