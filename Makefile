@@ -48,6 +48,11 @@ ON_NUMPY := MPIDIST_TEST_ON=numpy timeout --kill-after=20 $(LIMIT)
 PYTEST_GPU := -m pytest -q --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 # what an emulated GPU is slow at is left out
 PYTEST_EMULATED := $(CUPY_VENV)/bin/mpidist run --quiet -n 2 $(PYTEST_GPU) -k 'not 100_megabytes and not 3000000'
+# the most telling ones, on so many ranks with so many GPUs
+EMULATED_SIZES ?= 1-1 3-3 4-2 8-8
+FEW_EMULATED := -k 'nested or factors_and or different_lengths or 0-uneven or reduced_array or to_every_rank or trains_to[adam] \
+	or momentum-global] or shapes_that_differ or that_raises or reduction_is_started' \
+	$(addprefix tests/gpu/test_,all_reduce.py collectives.py optimizers.py refused.py streams.py)
 # the script for a card, with what it takes of it in seconds
 SCRIPT_EMULATED := PARTS="killed bench1" BENCH="--sizes 4 --lists small --rounds 3 --seconds 0.1" NO_MPS=1 DEVICE= \
 	OUT=build/emulated-run PATH="$(abspath $(CUPY_VENV))/bin:$$PATH" PYTHONPATH="$(CURDIR)/tests/gpu/emulated/site"
@@ -190,6 +195,8 @@ test-emulated: $(CUPY_VENV)/.installed test-libraries
 		$(filter-out %_torch.py %_jax.py %_killed.py,$(wildcard tests/gpu/test_*.py)) --ran-log $(RAN)/emulated; \
 	EMULATED_GPUS=1 timeout --kill-after=20 $(LIMIT) $(PYTEST_EMULATED) \
 		$(addprefix tests/gpu/test_,all_reduce.py collectives.py refused.py streams.py) --ran-log $(RAN)/emulated-staged; \
+	for each in $(EMULATED_SIZES); do EMULATED_GPUS=$${each#*-} timeout --kill-after=20 $(LIMIT) \
+		$(CUPY_VENV)/bin/mpidist run --quiet -n $${each%-*} $(PYTEST_GPU) $(FEW_EMULATED) --ran-log $(RAN)/emulated-few; done; \
 	$(SCRIPT_EMULATED) tests/gpu/run
 
 # NVIDIA's compiler compiles all kernels, and NCCL says why it cannot start, without a GPU

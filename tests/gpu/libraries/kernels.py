@@ -1,7 +1,7 @@
 """Compile every kernel that mpidist can ask for by NVRTC, for two kinds of GPUs, and print what it needs of them.
 
-``python -m tests.gpu.libraries.kernels`` fails where one does not compile, or keeps values of a thread in memory (spills).
-CuPy's options are those that it gives its compiler on emulated GPUs.
+``python -m tests.gpu.libraries.kernels`` fails where one does not compile, or spills registers into
+memory.  CuPy's options are those that it gives its compiler on emulated GPUs.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _conversions() -> set[tuple[numpy.dtype, numpy.dtype, bool]]:
 
 
 def _formulas() -> dict[str, Any]:
-    """Return each formula of an optimizer once, by the first one that has it, over all settings that are off at first."""
+    """Return each formula of an optimizer once, by the first one that has it, over all settings that are off."""
     names: dict[Any, str] = {}
     for family in (getattr(optimizers, each) for each in optimizers.__all__):
         if not (inspect.isclass(family) and issubclass(family, Rule)) or inspect.isabstract(family):
@@ -143,7 +143,7 @@ def main() -> int:
 
     found = [_asked(kernel, name) for name, kernel in _all_kernels()]
     jobs = [(kernel, architecture) for kernel in found for architecture in _ARCHITECTURES]
-    print(f"NVRTC {'.'.join(map(str, version()))}: {len(found)} kernels; bytes of memory are a thread's, shared: a block's")
+    print(f"NVRTC {'.'.join(map(str, version()))}: {len(found)} kernels; memory in bytes: a thread's, shared a block's")
     print(f"{'':56}{''.join(f'{each:>14}' for each in _COLUMNS)}")
     problems, registers = [], 0
     with ThreadPoolExecutor() as pool:
