@@ -18,6 +18,7 @@ def missing() -> str:
         nccl = importlib.import_module("cupy.cuda.nccl").get_version()
         headers = importlib.import_module("cupy._environment").get_cuda_path()
     except (AttributeError, ImportError, OSError, RuntimeError) as error:
-        return f"NVRTC or NCCL cannot be loaded ({type(error).__name__}: {error})"
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        return f"NVRTC or NCCL cannot be loaded ({told})"
     is_whole = headers is not None and (Path(headers) / "include" / "cuda_fp16.h").exists()
     return "" if version and nccl and is_whole else "there is no cuda_fp16.h of CUDA"
