@@ -18,11 +18,14 @@ from tests.parallel.conftest import pytest_addoption, pytest_configure
 
 __all__ = ["pytest_addoption", "pytest_configure"]
 
+#: It is for one process without a GPU.
+collect_ignore_glob = ["libraries"] if detect_launcher() is not None else []
+
 if library.is_emulated():
     emulated.start()
 
-#: What starts ranks itself, which a rank cannot; and what is for machines without a GPU.
-collect_ignore = ["test_killed.py", "libraries"] if detect_launcher() is not None else []
+#: It starts ranks itself, which a rank cannot.
+collect_ignore = ["test_killed.py"] if detect_launcher() is not None else []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
