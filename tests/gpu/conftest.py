@@ -18,6 +18,9 @@ from tests.parallel.conftest import pytest_addoption, pytest_configure
 
 __all__ = ["pytest_addoption", "pytest_configure"]
 
+#: It is for one process without a GPU.
+collect_ignore_glob = ["libraries"] if detect_launcher() is not None else []
+
 if library.is_emulated():
     emulated.start()
 

@@ -17,11 +17,13 @@ import importlib
 import mmap
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -62,6 +64,10 @@ def start() -> None:
     _lead(importlib.import_module("cupy_backends.cuda.api.runtime").__file__, loaded["libcuda.so.1"])
     kernels.Compiler(folder).install(importlib.import_module("cupy_backends.cuda.libs.nvrtc"))
     cupy = importlib.import_module("cupy")
+    importlib.import_module("cupy.cuda.nccl")
+    maps = Path("/proc/self/maps").read_text()
+    others = set(re.findall(r"/\S+/libnccl\.so\S*", maps)) - {loaded["libnccl.so.2"]._name}
+    assert not others, f"NVIDIA's NCCL is loaded, too: {others}"
     functions = _overwriting(cupy)
     for each in functions:  # arrays that live as long as the process call them at its end
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))

@@ -78,7 +78,8 @@ class Compiler:
             return
         has_barriers = str("__syncthreads" in own["text"]).lower()
         launches = [_LAUNCH.format(kernel=each, has_barriers=has_barriers) for each in kernels]
-        flags = [each for each in options if each.startswith("-D") or (each.startswith("-I") and "cupy" in each)]
+        # not CUDA's own headers, which are for its compiler only
+        flags = [each for each in options if each.startswith("-D") or re.match("-I.*/cupy/_core/", each)]
         flags = [*_KERNEL_FLAGS, *flags, f"-I{FOLDER}"]
         includes = "\n".join([(FOLDER / "prelude.h").read_text(), *re.findall("^#include.*", own["text"], re.M)])
         given = compiled(self._cache, includes, (*flags, "-xc++-header"), "prelude.h.gch")  # most of the work
