@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -28,6 +27,7 @@ from mpidist.device.kernels import (
     measure_text,
     update_text,
 )
+from mpidist.device.pinned import PinnedMemory, has_happened, recorded
 
 if TYPE_CHECKING:
     from mpidist.device.answers import Limits
@@ -40,9 +40,6 @@ _CHUNK_BYTES = 1 << 15
 #: Bytes of a double.
 _DOUBLE = 8
 
-#: What CUDA says of an event: it has happened; it has not yet.  All else is an error.
-_SUCCESS, _NOT_READY = 0, 600
-
 _device_of = attrgetter("data.device_id")
 
 
@@ -51,8 +48,7 @@ class CudaMemory:
 
     def __init__(self) -> None:
         self._stream: Any = None
-        # Pinned memory that is still written to, which must not be handed out again.
-        self._reads: deque[tuple[Arrived, numpy.ndarray]] = deque()
+        self._pinned = PinnedMemory()
 
     def enter(self, tensors: Sequence[Any]) -> None:
         """Begin work on some arrays, behind the work that was begun before, in whichever stream that was."""
@@ -71,28 +67,23 @@ class CudaMemory:
         """Order a stream behind the work that was begun before."""
         before = self._stream
         if before is not None and before != stream:
-            event = cupy.cuda.Event(disable_timing=True)
-            event.record(before)
-            stream.wait_event(event)
+            stream.wait_event(recorded(before))
 
     def host_buffer(self, elements: int, dtype: Any) -> numpy.ndarray:
         """Return pinned memory."""
-        memory = cupy.cuda.alloc_pinned_memory(max(1, elements * numpy.dtype(dtype).itemsize))
-        return numpy.frombuffer(memory, dtype, elements)
+        return self._pinned.empty(elements, dtype)
 
     def read(self, source: Any, target: numpy.ndarray) -> Arrived:
         """Begin to copy a device array into pinned memory."""
         source.data.copy_to_host_async(target.ctypes.data, target.nbytes)
-        arrived = _recorded()
-        while self._reads and self._reads[0][0]():
-            self._reads.popleft()
-        self._reads.append((arrived, target))
-        return arrived
+        event = recorded(cupy.cuda.get_current_stream())
+        self._pinned.keep(target, event)
+        return partial(has_happened, event)
 
     def write(self, source: numpy.ndarray, target: Any) -> Arrived:
         """Begin to copy pinned memory into a device array."""
         target.set(source)
-        return _recorded()
+        return partial(has_happened, recorded(cupy.cuda.get_current_stream()))
 
     def kept(self, array: Any) -> Any:
         """Return an array made in the current stream: CuPy hands its memory out again in the order of that one."""
@@ -125,20 +116,6 @@ class CudaMemory:
     def link(self, transport: Transport, watch: Watch) -> Link | str:
         """Return NCCL between these ranks, or why it cannot be used."""
         return nccl.connect(transport, watch)
-
-
-def _recorded() -> Arrived:
-    """Return whether all that the current stream has been given so far is done."""
-    event, runtime = cupy.cuda.Event(disable_timing=True), cupy.cuda.runtime
-    event.record()
-
-    def arrived() -> bool:
-        status = runtime.eventQuery(event.ptr)
-        if status not in (_SUCCESS, _NOT_READY):  # `Event.done` is False then, for ever
-            raise runtime.CUDARuntimeError(status)
-        return bool(status == _SUCCESS)
-
-    return arrived
 
 
 class CudaPacking:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpidist import context
 from mpidist.cluster.devices import gpu_of_name
-from mpidist.device.input_copies import InputCopies
 from mpidist.errors import InputError, MpidistError, OutOfRangeError
 from mpidist.input import autoshard, structure
 from mpidist.input.agreement import Agreement
@@ -21,6 +20,9 @@ from mpidist.input.prefetching import prefetched
 from mpidist.input.sharding import RowPart, Share
 from mpidist.input.sources import Foreign, explained
 from mpidist.input.stage import with_rows
+
+if TYPE_CHECKING:
+    from mpidist.device.input_copies import InputCopies
 
 
 class DistributedDataset:
@@ -331,4 +333,8 @@ def as_dataset(dataset: Any) -> Dataset:
 def copies_to(device_name: str) -> Callable[[], InputCopies] | None:
     """Return a function that makes copies to a device; None for the host.  Local."""
     gpu = gpu_of_name(device_name)
-    return None if gpu is None else functools.partial(InputCopies, gpu)
+    if gpu is None:
+        return None
+    from mpidist.device.input_copies import InputCopies
+
+    return functools.partial(InputCopies, gpu)
