@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from operator import attrgetter
@@ -99,6 +99,10 @@ class CudaMemory:
         """Return an array of the host on the device, for kernels in any stream."""
         return self.kept(cupy.asarray(values))
 
+    def other_stream(self) -> CudaStream:
+        """Return a stream beside others."""
+        return CudaStream()
+
     def packing(self, offsets: Sequence[int]) -> CudaPacking:
         """Return the packing of tensors."""
         return CudaPacking(self, offsets)
@@ -116,6 +120,23 @@ class CudaMemory:
     def link(self, transport: Transport, watch: Watch) -> Link | str:
         """Return NCCL between these ranks, or why it cannot be used."""
         return nccl.connect(transport, watch)
+
+
+class CudaStream:
+    """A stream beside the current one; see `OtherStream`."""
+
+    def __init__(self) -> None:
+        self._own = cupy.cuda.Stream(non_blocking=True)
+
+    def begin(self, fn: Callable[[], None]) -> None:
+        """Call what begins work."""
+        self._own.wait_event(recorded(cupy.cuda.get_current_stream()))
+        with self._own:
+            fn()
+
+    def end(self) -> None:
+        """Order the current stream behind this one."""
+        cupy.cuda.get_current_stream().wait_event(recorded(self._own))
 
 
 class CudaPacking:
@@ -161,6 +182,13 @@ class CudaPacking:
         numbers = () if as_bytes else (numpy.float64(1 if factor is None else factor),)
         places = self._table(tensors), chunks, flat.data.ptr, numpy.int32(is_back)
         kernel((len(chunks),), (THREADS,), (*places, *numbers))
+
+    def mark(self, tensors: Sequence[Any], target: Any) -> None:
+        """Write a number that stands for their bytes."""
+        target.fill(0)
+        chunks = self._chunks_of(tensors[0].itemsize)
+        if len(chunks):
+            _mark_kernel()((len(chunks),), (THREADS,), (self._table(tensors), chunks, target))
 
     def _table(self, tensors: Sequence[Any]) -> Any:
         """Return the tensors' addresses on the device."""
@@ -293,6 +321,11 @@ def _copy(source: Any, target: Any, factor: float | None, dtype: Any) -> None:
 @cache
 def _move_kernel() -> Any:
     return cupy.RawKernel(Path(__file__).with_name("move.cu").read_text(), "move")
+
+
+@cache
+def _mark_kernel() -> Any:
+    return cupy.RawKernel(Path(__file__).with_name("mark.cu").read_text(), "mark")
 
 
 @cache
