@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _AHEAD = 127
 
 
-class Progress(Protocol):
+class Begun(Protocol):
     """A sum that was begun.  `done`: nothing is left to do on this rank."""
 
     @property
@@ -56,7 +56,7 @@ class Buckets(Protocol):
     def fill(self, index: int, arrays: Sequence[Any]) -> None:
         """Copy the C-contiguous arrays of a bucket into it.  Local."""
 
-    def start(self, index: int) -> Progress:
+    def start(self, index: int) -> Begun:
         """Begin the sum of a bucket.  Local."""
         ...
 
@@ -97,7 +97,7 @@ class HostBuckets:
         """Copy arrays into a bucket."""
         self._pieces[index].gather(0, self._pieces[index].elements, arrays, self.buffers[index])
 
-    def start(self, index: int) -> Progress:
+    def start(self, index: int) -> Begun:
         """Begin the sum of a bucket."""
         return self._executors[index].start()
 
@@ -124,7 +124,7 @@ class DeviceBuckets:
         self._packings = [memory.packing(bucket.offsets) for bucket in plan.buckets]
         self._buffers = [memory.kept(empty(bucket.elements, bucket.dtype, kind)) for bucket in plan.buckets]
         self._marks = memory.kept(empty((2, len(self._buffers)), numpy.dtype(numpy.uint64), kind))
-        self._stream = memory.other_stream()
+        self._stream = memory.own_stream()
         self._watch = Watch(ranks.control, "sums that were begun early", None, 0)
         self._link: Link | None = None
 
@@ -156,11 +156,11 @@ class DeviceBuckets:
         found = self._memory.host_buffer(count, changed.dtype)
         return Answer(self._memory.read(changed, found), found)
 
-    def start(self, index: int) -> Progress:
+    def start(self, index: int) -> Begun:
         """Begin the sum of a bucket behind the current stream's work."""
         assert self._link is not None
         self._stream.begin(partial(self._link.reduce, self._buffers[index], self._op, self._watch))
-        return _Begun(self._link, self._buffers[index])
+        return _ByDevice(self._link, self._buffers[index])
 
     def end(self) -> None:
         """Order the current stream behind the sums."""
@@ -176,8 +176,8 @@ class DeviceBuckets:
 _left: list[Any] = []
 
 
-class _Begun:
-    """A sum that a device makes by itself; see `Progress`."""
+class _ByDevice:
+    """A sum that a device makes by itself; see `Begun`."""
 
     done = True
 

@@ -99,7 +99,7 @@ class CudaMemory:
         """Return an array of the host on the device, for kernels in any stream."""
         return self.kept(cupy.asarray(values))
 
-    def other_stream(self) -> CudaStream:
+    def own_stream(self) -> CudaStream:
         """Return a stream beside others."""
         return CudaStream()
 
@@ -123,7 +123,7 @@ class CudaMemory:
 
 
 class CudaStream:
-    """A stream beside the current one; see `OtherStream`."""
+    """A stream beside the current one; see `OwnStream`."""
 
     def __init__(self) -> None:
         self._own = cupy.cuda.Stream(non_blocking=True)

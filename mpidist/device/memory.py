@@ -45,7 +45,7 @@ class Packing(Protocol):
         """Copy `flat` into C-contiguous tensors, converting to their dtype; `flat` may be multiplied, too."""
 
 
-class MarkedPacking(Packing, Protocol):
+class DevicePacking(Packing, Protocol):
     """One that can tell whether tensors were changed."""
 
     def mark(self, tensors: Sequence[Any], target: Any) -> None:
@@ -84,8 +84,8 @@ class Link(Protocol):
         """Give back what it holds; `in_order` says that all ranks do so.  Local."""
 
 
-class OtherStream(Protocol):
-    """A stream beside the current one."""
+class OwnStream(Protocol):
+    """A stream of its own, beside the current one."""
 
     def begin(self, fn: Callable[[], None]) -> None:
         """Call what begins work: it comes behind all of the current stream's so far, and beside what comes later.
@@ -122,11 +122,11 @@ class DeviceMemory(Protocol):
         """Return a device array that several streams use; its memory is given back behind their work.  Local."""
         ...
 
-    def other_stream(self) -> OtherStream:
+    def own_stream(self) -> OwnStream:
         """Return a stream beside others.  Local."""
         ...
 
-    def packing(self, offsets: Sequence[int]) -> MarkedPacking:
+    def packing(self, offsets: Sequence[int]) -> DevicePacking:
         """Return the packing of tensors that begin at these elements; one more for the end.  Local."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpidist import context
 from mpidist.cluster.devices import gpu_of_name
@@ -20,9 +20,6 @@ from mpidist.input.prefetching import prefetched
 from mpidist.input.sharding import RowPart, Share
 from mpidist.input.sources import Foreign, explained
 from mpidist.input.stage import with_rows
-
-if TYPE_CHECKING:
-    from mpidist.device.input_copies import InputCopies
 
 
 class DistributedDataset:
@@ -62,7 +59,7 @@ class DistributedDataset:
         num_replicas: int,
         feed: Feed | None = None,
         options: InputOptions | None = None,
-        copies_fn: Callable[[], InputCopies] | None = None,
+        copies_fn: Callable[[], Any] | None = None,
     ) -> None:
         if feed is None:
             feed = ExactFeed(batched(dataset, num_replicas)._stage, RowPart(replica_id, num_replicas), Agreement())
@@ -303,7 +300,7 @@ def distributed(
     agreement: Agreement,
     is_one_worker: bool = False,
     options: InputOptions | None = None,
-    copies_fn: Callable[[], InputCopies] | None = None,
+    copies_fn: Callable[[], Any] | None = None,
 ) -> DistributedDataset:
     """Return this replica's parts of a data set, by its policy unless there is one worker.  Local."""
     policy = autoshard.policy_of(batched(dataset, num_replicas))
@@ -330,8 +327,8 @@ def as_dataset(dataset: Any) -> Dataset:
     return Dataset(Foreign(dataset))
 
 
-def copies_to(device_name: str) -> Callable[[], InputCopies] | None:
-    """Return a function that makes copies to a device; None for the host.  Local."""
+def copies_to(device_name: str) -> Callable[[], Any] | None:
+    """Return what makes the `InputCopies` to a device; None for the host.  Local."""
     gpu = gpu_of_name(device_name)
     if gpu is None:
         return None

@@ -220,7 +220,7 @@ class PretendedMemory:
         """Return the array: there are no streams."""
         return array
 
-    def other_stream(self) -> PretendedStream:
+    def own_stream(self) -> PretendedStream:
         """Return a stream beside others."""
         return PretendedStream()
 
