@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _AHEAD = 127
 
 
-class Begun(Protocol):
+class StartedSum(Protocol):
     """A sum that was begun.  `done`: nothing is left to do on this rank."""
 
     @property
@@ -56,7 +56,7 @@ class Buckets(Protocol):
     def fill(self, index: int, arrays: Sequence[Any]) -> None:
         """Copy the C-contiguous arrays of a bucket into it.  Local."""
 
-    def start(self, index: int) -> Begun:
+    def start(self, index: int) -> StartedSum:
         """Begin the sum of a bucket.  Local."""
         ...
 
@@ -97,7 +97,7 @@ class HostBuckets:
         """Copy arrays into a bucket."""
         self._pieces[index].gather(0, self._pieces[index].elements, arrays, self.buffers[index])
 
-    def start(self, index: int) -> Begun:
+    def start(self, index: int) -> StartedSum:
         """Begin the sum of a bucket."""
         return self._executors[index].start()
 
@@ -156,7 +156,7 @@ class DeviceBuckets:
         found = self._memory.host_buffer(count, changed.dtype)
         return Answer(self._memory.read(changed, found), found)
 
-    def start(self, index: int) -> Begun:
+    def start(self, index: int) -> StartedSum:
         """Begin the sum of a bucket behind the current stream's work."""
         assert self._link is not None
         self._stream.begin(partial(self._link.reduce, self._buffers[index], self._op, self._watch))
@@ -177,7 +177,7 @@ _left: list[Any] = []
 
 
 class _ByDevice:
-    """A sum that a device makes by itself; see `Begun`."""
+    """A sum that a device makes by itself; see `StartedSum`."""
 
     done = True
 

@@ -18,7 +18,7 @@ from weakref import finalize
 import numpy
 
 from mpidist.collectives.call import Call
-from mpidist.collectives.early_buckets import Begun, buckets_of
+from mpidist.collectives.early_buckets import StartedSum, buckets_of
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.reductions.plan import Plan, Signature, build
 from mpidist.collectives.ways.pieces import Pieces
@@ -88,7 +88,7 @@ class EarlySums(Bound):
         everything = Pieces((0, self._told.size))
         way = ranks.way(self._told.nbytes, None)
         self._telling = ranks.reduction(way, everything, everything, (self._told.dtype,) * 3, "sum")
-        self._under_way: list[Begun] = []
+        self._under_way: list[StartedSum] = []
         self._error: BaseException | None = None
         taken = ranks.adapters.setdefault(_KEPT, set())
         taken.add(berth)
@@ -139,7 +139,7 @@ class EarlySums(Bound):
         return counts
 
 
-def _closed(under_way: list[Begun], taken: set[int], berth: int) -> None:
+def _closed(under_way: list[StartedSum], taken: set[int], berth: int) -> None:
     """Give a berth back, unless something is under way in it: that is still written into, or read from."""
     if under_way:
         for each in under_way:
