@@ -321,19 +321,36 @@ def sums_of_runs(values: Any, starts: Any) -> Any:
     return values[asarray(starts)]
 
 
+def summed_rows(values: Any, indices: np.ndarray) -> tuple[Any, np.ndarray]:
+    """Return rows as new ones that are named once, in ascending order, with the sums of those named twice.  Local.
+
+    `indices` are in host memory.  16-bit floats are summed in float32.
+    """
+    order = np.argsort(indices, kind="stable")
+    ordered = indices[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: ordered.size])
+    values = values[in_memory_of(values, order)]
+    if starts.size < order.size:
+        wide = values.astype(wire_dtype(values.dtype), copy=False)
+        values = sums_of_runs(wide, starts).astype(values.dtype, copy=False)
+    return values, ordered[starts]
+
+
 def change_rows(array: Any, indices: Any, values: Any, function: Any) -> None:
     """Change row ``indices[i]`` by a ufunc of it and ``values[i]``, one named twice twice; None sets it.  Local.
 
-    Rows are changed in order, of several for one the last is last.  All arrays are in the same memory.
+    Rows are changed in order, of several for one the last is last.  `indices` are in any memory.
     """
+    numbers = on_host(indices)
     if isinstance(array, np.ndarray):
         if function is None:
-            array[indices] = values
+            array[numbers] = values
         else:
-            function.at(array, indices, values)
+            function.at(array, numbers, values)
         return
     # CuPy writes rows that are named twice in any order, and its `ufunc.at` knows few functions and dtypes
-    library, numbers = namespace(array), as_host(indices)
+    if function in (np.add, np.subtract):
+        values, numbers = summed_rows(values, numbers)
     order = np.argsort(numbers, kind="stable")
     _, firsts, counts = np.unique(numbers[order], return_index=True, return_counts=True)
     if function is None:
@@ -341,7 +358,7 @@ def change_rows(array: Any, indices: Any, values: Any, function: Any) -> None:
     else:
         turns = [order[firsts[counts > turn] + turn] for turn in range(counts.max(initial=0))]
     for turn in turns:
-        where, given = library.asarray(numbers[turn]), values[library.asarray(turn)]
+        where, given = in_memory_of(array, numbers[turn]), values[in_memory_of(array, turn)]
         array[where] = given if function is None else function(array[where], given)
 
 

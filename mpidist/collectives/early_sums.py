@@ -18,14 +18,12 @@ from weakref import finalize
 import numpy
 
 from mpidist.collectives.call import Call
+from mpidist.collectives.early_buckets import StartedSum, buckets_of
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.reductions.plan import Plan, Signature, build
-from mpidist.collectives.ways import selection
-from mpidist.collectives.ways.executor import MESSAGE_BYTES, Executor, Progress
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.errors import TransportError
 from mpidist.runtime.control import Watch
-from mpidist.schedules.table import hierarchical
 
 if TYPE_CHECKING:
     from mpidist.collectives.communicator import Communicator
@@ -33,55 +31,64 @@ if TYPE_CHECKING:
 #: The first channel of the berths, how many of these there are, and how many buckets each has room for.
 _FIRST_CHANNEL, _BERTHS, _MOST_BUCKETS = 1024, 64, 16
 
+#: Of how many berths the buckets may lie on a device: each has a link of its own, which takes memory there.
+_DEVICE_BERTHS = 2
+
 #: Into about how many buckets a list is cut, and how many bytes a bucket has at least.
 _BUCKETS, _LEAST_BUCKET_BYTES = 12, 1 << 20
-
-#: So many messages of a bucket are under way at most: a rank that computes comes by every few milliseconds only.  They
-#: are received into memory besides the bucket.
-_AHEAD = 127
 
 #: Under which name the berths in use are kept with a communicator.
 _KEPT = "berths of early sums"
 
 
-def early_plan(ranks: Communicator, signatures: Sequence[Signature], op: str, number: int) -> Plan | None:
+def early_plan(
+    ranks: Communicator, signatures: Sequence[Signature], op: str, number: int, kind: Any = None
+) -> Plan | None:
     """Return the buckets of a list of this number; None where they cannot be begun early on this rank.  Local.
 
-    They can where they travel between nodes, the list is long, and a berth is free.
+    They can where they travel between nodes, or by the link of a device, the list is long, and a berth is free.  `kind`
+    is an array of the kind that will be summed, by default NumPy's.
     """
     nbytes = build(signatures, op, 1).nbytes
     plan = build(signatures, op, max(_LEAST_BUCKET_BYTES, -(-nbytes // _BUCKETS)))
-    is_free = number % _BERTHS not in ranks.adapters.get(_KEPT, ())
+    is_free = _berth(number, kind) not in ranks.adapters.get(_KEPT, ())
     has_room = nbytes >= 2 * _LEAST_BUCKET_BYTES and 1 < len(plan.buckets) <= _MOST_BUCKETS
-    travels = ranks.topology.node_count > 1 and ranks.transport.has_channels
-    return plan if travels and is_free and has_room else None
+    return plan if ranks.transport.has_channels and is_free and has_room and _travels(ranks, plan, kind) else None
+
+
+def _travels(ranks: Communicator, plan: Plan, kind: Any) -> bool:
+    """Return whether the buckets go a long way, on which the ranks need not wait for them."""
+    memory = None if kind is None else ranks.devices.memory(kind)
+    if memory is None:
+        return ranks.topology.node_count > 1
+    link = ranks.devices.known_link(memory)
+    return link is not None and all(link.can_reduce(each.dtype, plan.reduction) for each in plan.buckets)
+
+
+def _berth(number: int, kind: Any) -> int:
+    """Return the berth of a list, by its number."""
+    return number % _BERTHS if kind is None else _BERTHS + number % _DEVICE_BERTHS
 
 
 class EarlySums(Bound):
     """The sums of the buckets of one plan, to be begun again and again.
 
-    `number`, the list's, is the same on all ranks, see `early_plan`; `call` takes the sums, and adds up `flags` numbers
-    besides.  `buffers` are by bucket: this rank's values before the sums are begun, and the sums behind a call.  The
-    attribute `flags` is set before a call; behind it are the sums over all ranks.
+    `number`, the list's, is the same on all ranks, see `early_plan`, and so is whether there is a `kind`; `call` takes
+    the sums, and adds up `flags` numbers besides.  A rank fills the `buckets` before their sums are begun, and takes
+    the sums from them behind a call.  The attribute `flags` is set before a call; behind it are sums over all ranks.
     """
 
-    def __init__(self, ranks: Communicator, plan: Plan, number: int, call: Call, flags: int) -> None:
+    def __init__(self, ranks: Communicator, plan: Plan, number: int, call: Call, flags: int, kind: Any = None) -> None:
         super().__init__(ranks, call)
-        berth = number % _BERTHS
-        schedule = hierarchical(ranks.topology, selection.between_carriers(ranks.topology))
+        berth = _berth(number, kind)
         channels = [_FIRST_CHANNEL + berth * _MOST_BUCKETS + index for index in range(len(plan.buckets))]
-        transports = [ranks.transport.among(range(ranks.size), each) for each in channels]
-        self.buffers = [numpy.empty(bucket.elements, bucket.dtype) for bucket in plan.buckets]
-        self._executors = [
-            Executor(schedule, transport, buffer, segment_bytes=MESSAGE_BYTES, ahead=_AHEAD)
-            for transport, buffer in zip(transports, self.buffers, strict=True)
-        ]
+        self.buckets = buckets_of(ranks, plan, channels, kind)
         self._told = numpy.zeros(1 + len(channels) + flags, numpy.float32)
         self._begun, self.flags = self._told[1 : 1 + len(channels)], self._told[1 + len(channels) :]
         everything = Pieces((0, self._told.size))
         way = ranks.way(self._told.nbytes, None)
         self._telling = ranks.reduction(way, everything, everything, (self._told.dtype,) * 3, "sum")
-        self._under_way: list[Progress] = []
+        self._under_way: list[StartedSum] = []
         self._error: BaseException | None = None
         taken = ranks.adapters.setdefault(_KEPT, set())
         taken.add(berth)
@@ -103,8 +110,8 @@ class EarlySums(Bound):
             control.turnstile.release()
 
     def _begin(self, count: int) -> None:
-        while len(self._under_way) < count:
-            self._under_way.append(self._executors[len(self._under_way)].start())
+        while len(self._under_way) < count and self.buckets.are_connected:
+            self._under_way.append(self.buckets.start(len(self._under_way)))
 
     def _poll(self) -> bool:
         """Move on, and return whether all that is under way has come back."""
@@ -118,11 +125,13 @@ class EarlySums(Bound):
         self._begun[:] = 0
         self._begun[: len(self._under_way)] = 1
         try:
+            self.buckets.connect(watch)
             self._telling.run(watch, (self._told,), (self._told,))
             counts = not self._told[0]
-            self._begin(len(self.buffers) if counts else int(numpy.count_nonzero(self._begun)))
+            self._begin(len(self._begun) if counts else int(numpy.count_nonzero(self._begun)))
             while not self._poll():
                 watch.tick()
+            self.buckets.end()
         except BaseException as error:
             self._error = error
             raise
@@ -130,7 +139,7 @@ class EarlySums(Bound):
         return counts
 
 
-def _closed(under_way: list[Progress], taken: set[int], berth: int) -> None:
+def _closed(under_way: list[StartedSum], taken: set[int], berth: int) -> None:
     """Give a berth back, unless something is under way in it: that is still written into, or read from."""
     if under_way:
         for each in under_way:

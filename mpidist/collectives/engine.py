@@ -159,20 +159,21 @@ class Engine:
         """
         return bind_in_place(self._ranks, signatures, op, self._algorithm, self.timeout_seconds, kind)
 
-    def early_plan(self, signatures: Sequence[Signature], op: str, number: int) -> Plan | None:
+    def early_plan(self, signatures: Sequence[Signature], op: str, number: int, kind: Any = None) -> Plan | None:
         """Return the buckets of a list of this number whose sums are begun early; None where they cannot be.  Local.
 
-        They cannot where the user chose an algorithm, or asked for the same bits in every run: whether sums are begun
-        early depends on times.  All ranks must agree before they `bind_early`.
+        They cannot where the user chose another algorithm, or asked for the same bits in every run: whether sums are
+        begun early depends on times.  All ranks must agree before they `bind_early`.  `kind` as for `bind_in_place`.
         """
         settings = self._ranks.control.settings
-        is_free = {settings.algorithm, self._algorithm or selection.AUTO} == {selection.AUTO}
-        return early_plan(self._ranks, signatures, op, number) if is_free and not settings.deterministic else None
+        free = {selection.AUTO} if kind is None else {selection.AUTO, selection.NCCL}
+        is_free = {settings.algorithm, self._algorithm or selection.AUTO} <= free and not settings.deterministic
+        return early_plan(self._ranks, signatures, op, number, kind) if is_free else None
 
-    def bind_early(self, plan: Plan, number: int, more: Signature, flags: int) -> EarlySums:
+    def bind_early(self, plan: Plan, number: int, more: Signature, flags: int, kind: Any = None) -> EarlySums:
         """Return the early sums of a list, see `EarlySums`; `more` tells the list from others.  Local."""
         call = Call(f"all_reduce({plan.op}) that was begun early", [*plan.signatures, more])
-        found = EarlySums(self._ranks, plan, number, call, flags)
+        found = EarlySums(self._ranks, plan, number, call, flags, kind)
         found.timeout_seconds = self.timeout_seconds
         return found
 

@@ -26,13 +26,13 @@ class Limits(NamedTuple):
 
 
 class Answer:
-    """Whether a step was left out: not 0 in `flag`, in host memory, once it has `arrived`."""
+    """Whether any of `flags`, in host memory, is not 0, once they have `arrived`."""
 
-    def __init__(self, arrived: Arrived, flag: numpy.ndarray) -> None:
-        self._arrived, self._flag = arrived, flag
+    def __init__(self, arrived: Arrived, flags: numpy.ndarray) -> None:
+        self._arrived, self._flags = arrived, flags
 
     def __call__(self) -> bool:
         """Return it; waits for the device until it is there."""
         while not self._arrived():
             time.sleep(0)
-        return bool(self._flag[0])
+        return bool(self._flags.any())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -28,6 +27,7 @@ from mpidist.device.kernels import (
     measure_text,
     update_text,
 )
+from mpidist.device.pinned import PinnedMemory, has_happened, recorded
 
 if TYPE_CHECKING:
     from mpidist.device.answers import Limits
@@ -40,9 +40,6 @@ _CHUNK_BYTES = 1 << 15
 #: Bytes of a double.
 _DOUBLE = 8
 
-#: What CUDA says of an event: it has happened; it has not yet.  All else is an error.
-_SUCCESS, _NOT_READY = 0, 600
-
 _device_of = attrgetter("data.device_id")
 
 
@@ -51,8 +48,7 @@ class CudaMemory:
 
     def __init__(self) -> None:
         self._stream: Any = None
-        # Pinned memory that is still written to, which must not be handed out again.
-        self._reads: deque[tuple[Arrived, numpy.ndarray]] = deque()
+        self._pinned = PinnedMemory()
 
     def enter(self, tensors: Sequence[Any]) -> None:
         """Begin work on some arrays, behind the work that was begun before, in whichever stream that was."""
@@ -71,28 +67,23 @@ class CudaMemory:
         """Order a stream behind the work that was begun before."""
         before = self._stream
         if before is not None and before != stream:
-            event = cupy.cuda.Event(disable_timing=True)
-            event.record(before)
-            stream.wait_event(event)
+            stream.wait_event(recorded(before))
 
     def host_buffer(self, elements: int, dtype: Any) -> numpy.ndarray:
         """Return pinned memory."""
-        memory = cupy.cuda.alloc_pinned_memory(max(1, elements * numpy.dtype(dtype).itemsize))
-        return numpy.frombuffer(memory, dtype, elements)
+        return self._pinned.empty(elements, dtype)
 
     def read(self, source: Any, target: numpy.ndarray) -> Arrived:
         """Begin to copy a device array into pinned memory."""
         source.data.copy_to_host_async(target.ctypes.data, target.nbytes)
-        arrived = _recorded()
-        while self._reads and self._reads[0][0]():
-            self._reads.popleft()
-        self._reads.append((arrived, target))
-        return arrived
+        event = recorded(cupy.cuda.get_current_stream())
+        self._pinned.keep(target, event)
+        return partial(has_happened, event)
 
     def write(self, source: numpy.ndarray, target: Any) -> Arrived:
         """Begin to copy pinned memory into a device array."""
         target.set(source)
-        return _recorded()
+        return partial(has_happened, recorded(cupy.cuda.get_current_stream()))
 
     def kept(self, array: Any) -> Any:
         """Return an array made in the current stream: CuPy hands its memory out again in the order of that one."""
@@ -107,6 +98,10 @@ class CudaMemory:
     def table(self, values: numpy.ndarray) -> Any:
         """Return an array of the host on the device, for kernels in any stream."""
         return self.kept(cupy.asarray(values))
+
+    def own_stream(self) -> CudaStream:
+        """Return a stream beside others."""
+        return CudaStream()
 
     def packing(self, offsets: Sequence[int]) -> CudaPacking:
         """Return the packing of tensors."""
@@ -127,18 +122,21 @@ class CudaMemory:
         return nccl.connect(transport, watch)
 
 
-def _recorded() -> Arrived:
-    """Return whether all that the current stream has been given so far is done."""
-    event, runtime = cupy.cuda.Event(disable_timing=True), cupy.cuda.runtime
-    event.record()
+class CudaStream:
+    """A stream beside the current one; see `OwnStream`."""
 
-    def arrived() -> bool:
-        status = runtime.eventQuery(event.ptr)
-        if status not in (_SUCCESS, _NOT_READY):  # `Event.done` is False then, for ever
-            raise runtime.CUDARuntimeError(status)
-        return bool(status == _SUCCESS)
+    def __init__(self) -> None:
+        self._own = cupy.cuda.Stream(non_blocking=True)
 
-    return arrived
+    def begin(self, fn: Callable[[], None]) -> None:
+        """Call what begins work."""
+        self._own.wait_event(recorded(cupy.cuda.get_current_stream()))
+        with self._own:
+            fn()
+
+    def end(self) -> None:
+        """Order the current stream behind this one."""
+        cupy.cuda.get_current_stream().wait_event(recorded(self._own))
 
 
 class CudaPacking:
@@ -184,6 +182,13 @@ class CudaPacking:
         numbers = () if as_bytes else (numpy.float64(1 if factor is None else factor),)
         places = self._table(tensors), chunks, flat.data.ptr, numpy.int32(is_back)
         kernel((len(chunks),), (THREADS,), (*places, *numbers))
+
+    def mark(self, tensors: Sequence[Any], target: Any) -> None:
+        """Write a number that stands for their bytes."""
+        target.fill(0)
+        chunks = self._chunks_of(tensors[0].itemsize)
+        if len(chunks):
+            _mark_kernel()((len(chunks),), (THREADS,), (self._table(tensors), chunks, target))
 
     def _table(self, tensors: Sequence[Any]) -> Any:
         """Return the tensors' addresses on the device."""
@@ -316,6 +321,11 @@ def _copy(source: Any, target: Any, factor: float | None, dtype: Any) -> None:
 @cache
 def _move_kernel() -> Any:
     return cupy.RawKernel(Path(__file__).with_name("move.cu").read_text(), "move")
+
+
+@cache
+def _mark_kernel() -> Any:
+    return cupy.RawKernel(Path(__file__).with_name("mark.cu").read_text(), "mark")
 
 
 @cache

@@ -45,6 +45,13 @@ class Packing(Protocol):
         """Copy `flat` into C-contiguous tensors, converting to their dtype; `flat` may be multiplied, too."""
 
 
+class DevicePacking(Packing, Protocol):
+    """One that can tell whether tensors were changed."""
+
+    def mark(self, tensors: Sequence[Any], target: Any) -> None:
+        """Write into a uint64 a number that stands for the bytes of C-contiguous tensors.  Local."""
+
+
 class Link(Protocol):
     """Collectives between the devices of some ranks; each is only begun, in the order of the device's current stream.
 
@@ -77,6 +84,19 @@ class Link(Protocol):
         """Give back what it holds; `in_order` says that all ranks do so.  Local."""
 
 
+class OwnStream(Protocol):
+    """A stream of its own, beside the current one."""
+
+    def begin(self, fn: Callable[[], None]) -> None:
+        """Call what begins work: it comes behind all of the current stream's so far, and beside what comes later.
+
+        Local.
+        """
+
+    def end(self) -> None:
+        """Have what comes later in the current stream come behind all of this work.  Local."""
+
+
 class DeviceMemory(Protocol):
     """One kind of device memory, for one process.  All work is begun on the current stream, and nothing here waits."""
 
@@ -102,7 +122,11 @@ class DeviceMemory(Protocol):
         """Return a device array that several streams use; its memory is given back behind their work.  Local."""
         ...
 
-    def packing(self, offsets: Sequence[int]) -> Packing:
+    def own_stream(self) -> OwnStream:
+        """Return a stream beside others.  Local."""
+        ...
+
+    def packing(self, offsets: Sequence[int]) -> DevicePacking:
         """Return the packing of tensors that begin at these elements; one more for the end.  Local."""
         ...
 

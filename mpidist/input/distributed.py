@@ -9,7 +9,6 @@ from typing import Any
 
 from mpidist import context
 from mpidist.cluster.devices import gpu_of_name
-from mpidist.device.input_copies import InputCopies
 from mpidist.errors import InputError, MpidistError, OutOfRangeError
 from mpidist.input import autoshard, structure
 from mpidist.input.agreement import Agreement
@@ -60,7 +59,7 @@ class DistributedDataset:
         num_replicas: int,
         feed: Feed | None = None,
         options: InputOptions | None = None,
-        copies_fn: Callable[[], InputCopies] | None = None,
+        copies_fn: Callable[[], Any] | None = None,
     ) -> None:
         if feed is None:
             feed = ExactFeed(batched(dataset, num_replicas)._stage, RowPart(replica_id, num_replicas), Agreement())
@@ -301,7 +300,7 @@ def distributed(
     agreement: Agreement,
     is_one_worker: bool = False,
     options: InputOptions | None = None,
-    copies_fn: Callable[[], InputCopies] | None = None,
+    copies_fn: Callable[[], Any] | None = None,
 ) -> DistributedDataset:
     """Return this replica's parts of a data set, by its policy unless there is one worker.  Local."""
     policy = autoshard.policy_of(batched(dataset, num_replicas))
@@ -328,7 +327,11 @@ def as_dataset(dataset: Any) -> Dataset:
     return Dataset(Foreign(dataset))
 
 
-def copies_to(device_name: str) -> Callable[[], InputCopies] | None:
-    """Return a function that makes copies to a device; None for the host.  Local."""
+def copies_to(device_name: str) -> Callable[[], Any] | None:
+    """Return what makes the `InputCopies` to a device; None for the host.  Local."""
     gpu = gpu_of_name(device_name)
-    return None if gpu is None else functools.partial(InputCopies, gpu)
+    if gpu is None:
+        return None
+    from mpidist.device.input_copies import InputCopies
+
+    return functools.partial(InputCopies, gpu)

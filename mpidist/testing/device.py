@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -219,6 +220,10 @@ class PretendedMemory:
         """Return the array: there are no streams."""
         return array
 
+    def own_stream(self) -> PretendedStream:
+        """Return a stream beside others."""
+        return PretendedStream()
+
     def packing(self, offsets: Sequence[int]) -> PretendedPacking:
         """Return the packing of tensors."""
         return PretendedPacking(offsets)
@@ -235,6 +240,23 @@ class PretendedMemory:
         """Return pretended collectives between these ranks, or why there are none."""
         transport.exchange(b"", watch)
         return self._why_no_link or PretendedLink(transport)
+
+
+class PretendedStream:
+    """A stream whose work happens when somebody is ordered behind it."""
+
+    def __init__(self) -> None:
+        self._begun: list[Callable[[], None]] = []
+
+    def begin(self, fn: Callable[[], None]) -> None:
+        """Keep what begins work."""
+        self._begun.append(fn)
+
+    def end(self) -> None:
+        """Do all the work."""
+        begun, self._begun = self._begun, []
+        for fn in begun:
+            fn()
 
 
 class PretendedPacking:
@@ -262,6 +284,11 @@ class PretendedPacking:
             np.multiply(flat._hidden, factor, out=flat._hidden)
         for each, (start, stop) in zip(tensors, self._spans, strict=True):
             each.reshape(-1)[...] = flat[start:stop]
+
+    def mark(self, tensors: Sequence[Any], target: DeviceArray) -> None:
+        """Write a number that stands for their bytes."""
+        self._check(tensors)
+        target._hidden[...] = crc32(b"".join(each._hidden.tobytes() for each in tensors))
 
 
 class PretendedUpdate:

@@ -81,15 +81,8 @@ class IndexedSlices:
 
         The same rows in the same order have the same bits on all ranks, in one kind of memory.
         """
-        indices = arrays.on_host(self.indices)
-        order = numpy.argsort(indices, kind="stable")
-        ordered = indices[order]
-        starts = numpy.flatnonzero(numpy.append(True, ordered[1:] != ordered[:-1])[: ordered.size])
-        values = self.values[arrays.in_memory_of(self.values, order)]
-        if starts.size < order.size:
-            wide = values.astype(arrays.wire_dtype(values.dtype), copy=False)
-            values = arrays.sums_of_runs(wide, starts).astype(values.dtype, copy=False)
-        return IndexedSlices(values, arrays.in_memory_of(self.values, ordered[starts]), self.dense_shape)
+        values, indices = arrays.summed_rows(self.values, arrays.on_host(self.indices))
+        return IndexedSlices(values, arrays.in_memory_of(values, indices), self.dense_shape)
 
     def to_dense(self, dense_shape: Sequence[int] | None = None) -> numpy.ndarray:
         """Return the larger array as a new one, zeros included.  Local.

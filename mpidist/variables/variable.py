@@ -493,11 +493,7 @@ class DistributedVariable(ArrayReading, DistributedValues):
 
     def _put_rows(self, verb: str, rows: IndexedSlices) -> None:
         """Change some rows."""
-        function = VERBS[verb]
-        if function in (numpy.add, numpy.subtract) and arrays.is_device(rows.values):
-            rows = rows.coalesced()  # a device changes a row once at a time
-        indices = arrays.in_memory_of(self.live, rows.indices)
-        self._change(verb, lambda storage: arrays.change_rows(storage, indices, rows.values, function))
+        self._change(verb, lambda storage: arrays.change_rows(storage, rows.indices, rows.values, VERBS[verb]))
 
     def _rows_for(self, verb: str, rows: Any) -> IndexedSlices:
         """Return what is written, after a look at the argument; Collective or Local as the methods are."""

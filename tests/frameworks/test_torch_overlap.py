@@ -1,4 +1,7 @@
-"""Sums that begin in the backward pass: on ranks of two nodes together what one process does, whatever the pass is."""
+"""Sums that begin in the backward pass: together what one process does, whatever the pass is.
+
+The ranks are on two nodes, or have a pretended device each.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,13 @@ import mpidist  # noqa: E402
 import mpidist.torch  # noqa: E402
 from mpidist.collectives import early_sums  # noqa: E402
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError  # noqa: E402
+from mpidist.frameworks.torch import cuda, reduction  # noqa: E402
 from mpidist.frameworks.torch import overlap as overlapping  # noqa: E402
-from mpidist.frameworks.torch import reduction  # noqa: E402
 from mpidist.frameworks.torch.gradients import GradientList  # noqa: E402
 from mpidist.frameworks.torch.overlap import Overlap  # noqa: E402
 from mpidist.frameworks.torch.tensors import is_dense  # noqa: E402
+from mpidist.testing.device import pretended_device  # noqa: E402
+from tests.frameworks.torch_device import Device  # noqa: E402
 from tests.frameworks.torch_models import (  # noqa: E402
     COLUMNS,
     assert_alike,
@@ -41,15 +46,19 @@ pytestmark = pytest.mark.mpi
 KINDS = ["module", "optimizer"]
 
 
-@pytest.fixture(autouse=True)
-def two_nodes(monkeypatch):
-    """A world in which the ranks of this machine are on two nodes; short models have several buckets in it."""
+@pytest.fixture(autouse=True, params=[False, True], ids=["two nodes", "device"])
+def on_device(request, monkeypatch):
+    """A world in which sums may begin early; short models have several buckets in it."""
     monkeypatch.setattr(early_sums, "_LEAST_BUCKET_BYTES", 64)
     monkeypatch.setattr(overlapping, "_STEPS_TIMED", 0)
-    monkeypatch.setenv("MPIDIST_VIRTUAL_NODES", "2")
-    with mpidist.new_world(MPI.COMM_WORLD):
-        assert world().topology.node_count == min(2, world().size)
-        yield
+    if not request.param:
+        monkeypatch.setenv("MPIDIST_VIRTUAL_NODES", "2")
+    with pretended_device(""), mpidist.new_world(MPI.COMM_WORLD):
+        assert world().topology.node_count == (1 if request.param else min(2, world().size))
+        if request.param:
+            Device(monkeypatch)
+            monkeypatch.setattr(cuda, "now", lambda tensor: reduction.perf_counter())
+        yield request.param
 
 
 def distributed(bare, kind="module", **options):
@@ -156,8 +165,8 @@ def test_sums_of_losses_that_are_divided_by_the_global_batch():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64])
-def test_the_bits_are_those_of_the_sum_after_the_pass(dtype):
-    found = []
+def test_the_bits_are_those_of_the_sum_after_the_pass(dtype, on_device):
+    found, has_sums = [], not (on_device and dtype.is_complex)
     for overlap in ("auto", "none"):
         torch.manual_seed(3)
         bare = torch.nn.ParameterList(torch.randn(9, 31).to(dtype) for _ in range(3))
@@ -167,7 +176,7 @@ def test_the_bits_are_those_of_the_sum_after_the_pass(dtype):
             factor = torch.randn(9, 31, generator=torch.Generator().manual_seed(10 * step + world().rank)).to(dtype)
             sum((each * factor * (number + 1)).abs().sum() for number, each in enumerate(bare)).backward()
             owner.step()
-        assert owner.has_overlapped == (several() and overlap == "auto")
+        assert owner.has_overlapped == (several() and overlap == "auto" and has_sums)
         assert_same_bits(*(each.view(torch.uint8) if dtype.is_complex else each for each in bare.parameters()))
         found.append(torch.cat([each.detach().reshape(-1) for each in bare]))
     if world().size <= 3:  # two nodes, two ranks on each at most: then there is one order of additions
@@ -314,7 +323,8 @@ def test_parameters_that_are_frozen_on_one_rank_are_an_error_on_all():
     train(model, optimizer, batches(3, 12))
     if world().rank == 0:
         bare[0].weight.requires_grad_(False)
-    with pytest.raises(CollectiveMismatchError, match="weight") if several() else contextlib.nullcontext():
+    error = pytest.raises(CollectiveMismatchError, match="weight|which gradients there are")
+    with error if several() else contextlib.nullcontext():
         train(model, optimizer, batches(1, 12))
 
 
@@ -460,8 +470,10 @@ def _halve_past_pytorch(bare):
 
 
 @pytest.mark.parametrize("change", [_clip_by_pytorch, _halve_past_pytorch])
-def test_gradients_that_are_changed_in_the_pass(change):
+def test_gradients_that_are_changed_in_the_pass(change, on_device):
     """They count as they are at its end; after a few such passes, nothing is begun any more."""
+    if on_device and change is _halve_past_pytorch:
+        return  # the next test
     bare = tanh_model()
     data = [rows(12, seed=seed) for seed in range(8)]
     model, optimizer, owner = distributed(bare)
@@ -482,6 +494,24 @@ def test_gradients_that_are_changed_in_the_pass(change):
         assert not owner.has_overlapped
     assert_alike(bare, expected, 1e-11)
     assert model._reduction.overlap is None
+
+
+def test_gradients_on_a_device_that_are_changed_past_pytorch_are_an_error_in_the_next_step(on_device):
+    bare = tanh_model()
+    model, optimizer, owner = distributed(bare)
+    train(model, optimizer, batches(3, 12))
+    assert owner.has_overlapped == several()
+    if not (on_device and several()):
+        return
+    if world().rank == 1:
+        _halve_past_pytorch(bare)
+    x, y = rows(8, seed=1)
+    optimizer.zero_grad()
+    cross_entropy(model(x.requires_grad_()), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match="gradients on rank 1 of .* were changed after their sum was begun"):
+        cross_entropy(model(x), y).backward()
 
 
 def test_gradients_are_the_rank_s_own_until_the_pass_is_over():
@@ -563,7 +593,7 @@ def test_many_models_one_after_the_other():
 
 
 def test_check_sums_tell_what_is_changed():
-    from mpidist.frameworks.torch.overlap import _check_sum
+    from mpidist.frameworks.torch.early_gradients import _check_sum
 
     values = numpy.arange(1, 1025, dtype=numpy.float32)
     for changed in (values * numpy.float32(0.5), values.clip(0, 1023), values + numpy.float32(1), values * 0):

@@ -5,6 +5,7 @@ The law: ranks together do what one process does on the global batch.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 
@@ -17,6 +18,9 @@ from tests.gpu import library
 torch = pytest.importorskip("torch")
 
 import mpidist.torch as hvd  # noqa: E402
+from mpidist.collectives import early_sums  # noqa: E402
+from mpidist.frameworks.torch import overlap  # noqa: E402
+from mpidist.world import world_communicator  # noqa: E402
 from tests.frameworks.torch_models import batches, part, tanh_model, trained_alone  # noqa: E402
 from tests.gpu.library import check_on_all_ranks, place  # noqa: E402
 
@@ -132,6 +136,32 @@ def test_no_sync_accumulates(device):
             (cross_entropy(model(x[:half]), y[:half]) * (half / len(x))).backward()
         (cross_entropy(model(x[half:]), y[half:]) * ((len(x) - half) / len(x))).backward()
         optimizer.step()
+    check_alike(device, bare, expected)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("in_stream", [False, True])
+def test_sums_begin_in_the_backward_pass(device, monkeypatch, name, in_stream):
+    monkeypatch.setattr(early_sums, "_LEAST_BUCKET_BYTES", 64)
+    monkeypatch.setattr(overlap, "_STEPS_TIMED", 0)
+    data = on(device, batches(6, ROWS))
+    bare = tanh_model().to(device)
+    expected = trained_alone(bare, OPTIMIZERS[name], data)
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name](bare.parameters()), bare.named_parameters())
+    other = torch.cuda.stream(torch.cuda.Stream()) if in_stream and device.type == "cuda" else contextlib.nullcontext()
+    overlapped = []
+    with other:
+        for batch in data:
+            x, y = part(batch, "even")
+            optimizer.zero_grad()
+            cross_entropy(bare(x), y).backward()
+            overlapped.append(optimizer.has_overlapped)
+            optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+    links = [each for each in world_communicator().devices.links() if not isinstance(each, str)]
+    has_links = device.type == "cuda" and place()[1] > 1 and bool(links)
+    check_on_all_ranks(overlapped == [has_links and number > 0 for number in range(6)] or str(overlapped))
     check_alike(device, bare, expected)
 
 

@@ -24,11 +24,11 @@ def say(line):
     os.write(1, f"{line}\\n".encode())
 
 def step(filled, counts=True):
-    for buffer in sums.buffers:
+    for buffer in sums.buckets.buffers:
         buffer[:] = rank
-    sums.move_on(min(filled, len(sums.buffers)))
+    sums.move_on(min(filled, len(sums.buckets.buffers)))
     if sums(counts):
-        for buffer in sums.buffers:
+        for buffer in sums.buckets.buffers:
             assert (buffer == size * (size - 1) // 2).all()
 
 for number in range(3):

@@ -206,7 +206,9 @@ def test_files_that_the_package_needs_are_installed_with_it():
     assert patterns == files
     others = {path.relative_to(ROOT / "mpidist") for path in (ROOT / "mpidist").rglob("*.*")}
     named = {str(path) for path in others if path.suffix not in (".py", ".pyc")}
-    kernels = {f"device/{name}.cu" for name in ("blocks", "convert", "judge", "measure", "move", "total", "update")}
+    kernels = {
+        f"device/{name}.cu" for name in ("blocks", "convert", "judge", "mark", "measure", "move", "total", "update")
+    }
     templates = {f"jobs/templates/{name}.sh" for name in ("base", "hosts", *SCHEDULERS)}
     assert named == {"py.typed", "__init__.pyi", "experimental/__init__.pyi", *kernels, *templates}
 

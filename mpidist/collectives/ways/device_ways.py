@@ -16,7 +16,7 @@ from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces, segments
 from mpidist.collectives.ways.selection import NCCL, STAGED
 from mpidist.device.memory import Arrived, DeviceMemory, Link, memory_of, wait_for
-from mpidist.errors import MissingDependencyError, RankFailedError
+from mpidist.errors import MissingDependencyError, RankFailedError, TransportError
 from mpidist.runtime.control import Watch
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class DeviceWays:
     def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
         self._links: dict[DeviceMemory, Link | str] = {}
+        self._further: dict[tuple[DeviceMemory, int], Link] = {}
         self._host = numpy.empty(0, numpy.uint8)
         #: Whether the copies from the host memory have left it.
         self.written: Arrived = lambda: True  # nothing was begun
@@ -68,6 +69,23 @@ class DeviceWays:
             raise MissingDependencyError(f"{self._ranks.control.own_name}: NCCL was asked for, and {answer}")
         return None
 
+    def known_link(self, memory: DeviceMemory) -> Link | None:
+        """Return the device's own collectives, where these ranks have used them.  Local."""
+        answer = self._links.get(memory)
+        return None if isinstance(answer, str) else answer
+
+    def link_at(self, memory: DeviceMemory, channel: int, watch: Watch) -> Link:
+        """Return the link of a channel, beside the one of all calls; there are such links.
+
+        Collective: every rank calls it, within a begun call; local later.
+        """
+        if (memory, channel) not in self._further:
+            found = memory.link(self._ranks.transport.among(range(self._ranks.size), channel), watch)
+            if isinstance(found, str):
+                raise TransportError(f"{self._ranks.control.own_name}: a further link could not be made: {found}")
+            self._further[memory, channel] = found
+        return self._further[memory, channel]
+
     def links(self) -> list[Link | str]:
         """Return what is known of the devices' own collectives, or why there are none.  Local."""
         return list(self._links.values())
@@ -77,7 +95,10 @@ class DeviceWays:
         for link in self._links.values():
             if not isinstance(link, str):
                 link.close(in_order=True)
+        for further in self._further.values():
+            further.close(in_order=False)  # what was begun early, and never taken, would be waited for
         self._links.clear()
+        self._further.clear()
 
     # -- through the host ---------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Nothing here waits for the device.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
 from typing import Any
 
 import numpy
@@ -60,3 +61,22 @@ def in_order_of(tensor: torch.Tensor) -> AbstractContextManager[None]:
 
     device = tensor.get_device()
     return foreign.on_stream(torch.cuda.current_stream(device).cuda_stream, device)
+
+
+def now(tensor: torch.Tensor) -> Any:
+    """Return the time when a tensor's device has come to this point; of one of the host in seconds."""
+    if not has(tensor):
+        return perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(tensor.get_device()))
+    return event
+
+
+def has_come(moment: Any) -> bool:
+    """Return whether a time of `now` has come."""
+    return isinstance(moment, (int, float)) or bool(moment.query())
+
+
+def seconds_between(begun: Any, ended: Any) -> float:
+    """Return the seconds from one time of `now` to another, of the same tensor, that have come."""
+    return float(ended - begun) if isinstance(ended, (int, float)) else float(begun.elapsed_time(ended)) / 1000

@@ -10,7 +10,8 @@ have told all replicas of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import numpy
@@ -47,6 +48,7 @@ class GradientList:
     replica has set it.  `keeps_apart` is such a note: a replica cannot begin to reduce these gradients in the backward
     pass.  Behind a reduction `has` is not zero, by number, where any replica has a gradient.  `signatures` are of the
     parameters that are not known to be sparse; `flags_signature`, of the flags, tells these gradients from others.
+    `on_device`: they are reduced on a device.
     """
 
     def __init__(
@@ -69,14 +71,14 @@ class GradientList:
         self._dense = [number for number in range(len(names)) if number not in sparse]
         signatures = [(names[each], dtype_of(parameters[each]), tuple(parameters[each].shape)) for each in self._dense]
         self._is_staged = staging is not None
-        self._on_device = staging is None and any(map(cuda.has, parameters[:1]))
-        self._place = parameters[0].device if self._on_device else torch.device("cpu")
-        if self._on_device and compression is not None:
+        self.on_device = staging is None and any(map(cuda.has, parameters[:1]))
+        self._place = parameters[0].device if self.on_device else torch.device("cpu")
+        if self.on_device and compression is not None:
             raise UnsupportedDtypeError(
                 f"compression={compression!r} codes gradients in host memory, and {names[0]!r} lies on "
                 f"{parameters[0].device}: pass staging='host', which takes them there, or no compression"
             )
-        dtypes = [dtype for _, dtype, _ in signatures if dtype.kind != "c" and not self._on_device]
+        dtypes = [dtype for _, dtype, _ in signatures if dtype.kind != "c" and not self.on_device]
         # in the dtype of gradients they go with these; as complex numbers, they are not coded
         kind = (dtypes[0] if dtypes else numpy.float32) if compression is None else numpy.complex64
         self._flags = numpy.zeros(2 * len(names) + NOTES + 1, kind)
@@ -97,7 +99,7 @@ class GradientList:
         """
         if self._replicas.size == 1 and not self._sparse_as_dense:
             return frozenset()  # nothing is touched, not even by a factor of 1
-        with cuda.in_order_of(self.parameters[0]) if self._on_device else _NOTHING:
+        with self.in_order():
             self._reduce_dense(op, scale, compared)
             for tensor, copy in self._copies:
                 tensor.copy_(copy)
@@ -108,8 +110,17 @@ class GradientList:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all are reduced as they are, in host memory, as far as is known."""
-        return not (self._on_device or self._is_staged or self._sparse_as_dense or self._compression or self.sparse)
+        """Whether all are reduced as they are, where they lie, as far as is known."""
+        return not (self._is_staged or self._sparse_as_dense or self._compression or self.sparse)
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """Have what is done to arrays be ordered with PyTorch's work on their device, for a ``with`` block.  Local."""
+        return cuda.in_order_of(self.parameters[0]) if self.on_device else _NOTHING
+
+    @cached_property
+    def kind(self) -> Any:
+        """An array of the kind that is reduced on a device; None on the host."""
+        return array_of(torch.empty(0, device=self._place)) if self.on_device else None
 
     def tell(self) -> Any:
         """Return which gradients this replica has, and its notes, for another collective to add up.  Local."""
@@ -122,7 +133,7 @@ class GradientList:
     def _reduce_dense(self, op: str, scale: float | None, compared: StepComparison | None) -> None:
         """Reduce the flags, and the gradients that are not known to be sparse."""
         flags, rest = self._bound_to(op)
-        arrays = self._device_arrays(scale) if self._on_device else self._host_arrays(scale)
+        arrays = self._device_arrays(scale) if self.on_device else self._host_arrays(scale)
         if compared is not None:
             compared.compare_groups(flags)
         if rest is None:
@@ -135,9 +146,8 @@ class GradientList:
         """Return what reduces the flags, and what reduces gradients; None where they go with the flags."""
         if op not in self._bound:
             bind, own = self._replicas.bind_in_place, self.flags_signature
-            if self._on_device:
-                kind = array_of(torch.empty(0, device=self._place))
-                self._bound[op] = bind(op, [own]), bind(op, self.signatures, kind=kind)
+            if self.on_device:
+                self._bound[op] = bind(op, [own]), bind(op, self.signatures, kind=self.kind)
             else:
                 self._bound[op] = bind(op, [*self.signatures, own], self._compression), None
                 self._take_over(op)
@@ -213,7 +223,7 @@ class GradientList:
     def _flat(self, number: int, gradient: Any) -> torch.Tensor:
         """Return a gradient where it is reduced, or what is reduced in its place."""
         if gradient is not None and gradient.layout is torch.strided:
-            is_near = gradient.device == self._place if self._on_device else is_on_host(gradient)
+            is_near = gradient.device == self._place if self.on_device else is_on_host(gradient)
             if is_near and is_flat(gradient):
                 found: torch.Tensor = gradient.detach()
                 return found

@@ -28,7 +28,7 @@ from mpidist.collectives.reductions.plan import Plan
 from mpidist.compression import Compression
 from mpidist.errors import CollectiveMismatchError, listed, quoted
 from mpidist.frameworks.replicas import Replicas
-from mpidist.frameworks.torch import crossing
+from mpidist.frameworks.torch import crossing, cuda
 from mpidist.frameworks.torch.backward import PassWatch
 from mpidist.frameworks.torch.comparison import StepComparison, check_equal
 from mpidist.frameworks.torch.gradients import NOTES, GradientList
@@ -348,7 +348,7 @@ class GradientReduction:
         Collective.
         """
         is_all = is_at_end and op == self.op and scale is None and self.joining is None
-        begun, overlap = perf_counter(), self.overlap
+        begun, overlap = self._now(bound), self.overlap
         self.has_overlapped = False
         if overlap is not None:
             self.has_overlapped = overlap.reduce(is_all, bound, self._times.gained(), compared)
@@ -356,19 +356,23 @@ class GradientReduction:
                 self.overlap = None
                 self._may_overlap &= overlap.gradients is not bound
             if self.has_overlapped:
-                self._times.note(True, begun, perf_counter())
+                self._times.note(True, begun, self._now(bound))
                 return frozenset()
             compared = None  # with that call
         plan = self._plan(bound) if self.overlap is None else None
         bound.keeps_apart[0] = plan is None
         sparse = bound.reduce(op, scale, compared)
         if is_all and overlap is None:
-            self._times.note(False, begun, perf_counter())
+            self._times.note(False, begun, self._now(bound))
         else:
             self._times.interrupt()
         if plan is not None and not bound.keeps_apart[0]:
             self.overlap = Overlap(self.replicas, bound, plan, self._number, WeakMethod(self._gives_all))
         return sparse
+
+    def _now(self, bound: GradientList) -> Any:
+        """Return the time where gradients are reduced."""
+        return cuda.now(bound.parameters[0]) if bound.on_device else perf_counter()
 
     def _plan(self, bound: GradientList) -> Plan | None:
         """Return the buckets to be reduced in backward passes; None where that cannot be, or is no gain.  Local."""
@@ -378,7 +382,9 @@ class GradientReduction:
             return None
         if self._planned[0] is not bound:
             engine = self.replicas.engine()
-            plan = None if engine is None else engine.early_plan(bound.signatures[::-1], self.op, self._number)
+            plan = (
+                None if engine is None else engine.early_plan(bound.signatures[::-1], self.op, self._number, bound.kind)
+            )
             self._planned = bound, plan
         return self._planned[1]
 

@@ -31,7 +31,7 @@ def bound(ranks, number=0, flags=2):
 
 
 def fill(sums, rank, step):
-    for index, buffer in enumerate(sums.buffers):
+    for index, buffer in enumerate(sums.buckets.buffers):
         buffer[:] = numpy.arange(buffer.size) * (rank + 1) + 100 * step + index
 
 
@@ -42,7 +42,7 @@ def expected(size, step):
 
 
 def check(sums, size, step):
-    for buffer, values in zip(sums.buffers, expected(size, step), strict=True):
+    for buffer, values in zip(sums.buckets.buffers, expected(size, step), strict=True):
         numpy.testing.assert_array_equal(buffer, values)
 
 
@@ -84,7 +84,7 @@ def test_nothing_is_sent_where_nobody_has_begun():
         ranks = world_communicator()
         sums = bound(ranks)
         started = []
-        for each in sums._executors:
+        for each in sums.buckets._executors:
             each.start = lambda start=each.start: started.append(1) or start()
         assert not sums(False)
         assert not started
