@@ -17,6 +17,7 @@ import numpy
 from mpidist.arrays import wire_dtype
 from mpidist.device import nccl
 from mpidist.device.answers import Answer
+from mpidist.device.events import recorded
 from mpidist.device.kernels import (
     CHUNK,
     MULTIPLIED,
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 15
 #: Bytes of a double.
 _DOUBLE = 8
-
-#: What CUDA says of an event: it has happened; it has not yet.  All else is an error.
-_SUCCESS, _NOT_READY = 0, 600
 
 _device_of = attrgetter("data.device_id")
 
@@ -83,7 +81,7 @@ class CudaMemory:
     def read(self, source: Any, target: numpy.ndarray) -> Arrived:
         """Begin to copy a device array into pinned memory."""
         source.data.copy_to_host_async(target.ctypes.data, target.nbytes)
-        arrived = _recorded()
+        arrived = recorded()
         while self._reads and self._reads[0][0]():
             self._reads.popleft()
         self._reads.append((arrived, target))
@@ -92,7 +90,7 @@ class CudaMemory:
     def write(self, source: numpy.ndarray, target: Any) -> Arrived:
         """Begin to copy pinned memory into a device array."""
         target.set(source)
-        return _recorded()
+        return recorded()
 
     def kept(self, array: Any) -> Any:
         """Return an array made in the current stream: CuPy hands its memory out again in the order of that one."""
@@ -125,20 +123,6 @@ class CudaMemory:
     def link(self, transport: Transport, watch: Watch) -> Link | str:
         """Return NCCL between these ranks, or why it cannot be used."""
         return nccl.connect(transport, watch)
-
-
-def _recorded() -> Arrived:
-    """Return whether all that the current stream has been given so far is done."""
-    event, runtime = cupy.cuda.Event(disable_timing=True), cupy.cuda.runtime
-    event.record()
-
-    def arrived() -> bool:
-        status = runtime.eventQuery(event.ptr)
-        if status not in (_SUCCESS, _NOT_READY):  # `Event.done` is False then, for ever
-            raise runtime.CUDARuntimeError(status)
-        return bool(status == _SUCCESS)
-
-    return arrived
 
 
 class CudaPacking:

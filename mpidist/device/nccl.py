@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -16,7 +17,10 @@ import numpy
 
 from mpidist import own_process
 from mpidist.device.cards import SHARING_VARIABLE, Card, current_card, dotted_nccl, shared_cards, sharing_problem
-from mpidist.errors import RankFailedError, TransportError, listed
+from mpidist.device.events import recorded
+from mpidist.device.waits import open_links, wait_for
+from mpidist.errors import MpidistError, RankFailedError, TransportError, listed
+from mpidist.output import say
 
 if TYPE_CHECKING:
     from mpidist.runtime.watch import Watch
@@ -44,6 +48,11 @@ _BYTE = "UINT8"
 #: A call of NCCL's communicator: its name, and its arguments without the stream.
 _Call = tuple[Any, ...]
 
+#: How long a rank whose NCCL fails waits to hear of another rank's end, which is the cause then.
+_GRACE_SECONDS = 1.0
+#: How often a thread looks at NCCL, and for how long the program may go on after a failure without meeting it.
+_LOOK_SECONDS, _PATIENCE_SECONDS = 1.0, 10.0
+
 #: What NCCL says, and what to do about it.
 _CURES = (
     ("Duplicate GPU", "start as many ranks as there are GPUs, or bind each rank to a GPU of its own"),
@@ -64,11 +73,15 @@ class Nccl:
     """
 
     def __init__(self, communicator: Any, transport: Transport, version: int) -> None:
-        self.name = f"NCCL {dotted_nccl(version)}"
+        self.name, self.control = f"NCCL {dotted_nccl(version)}", transport.control
         self._communicator: Any = communicator
-        self._rank, self._own_name = transport.rank, f"rank {transport.rank} of {transport.size}"
-        self._control = transport.control
+        self._rank, self._process = transport.rank, os.getpid()
+        self._last: Any = None  # GPU and stream of the last calls: NCCL does all of them in one order
+        self._lock, self._is_closed = threading.RLock(), threading.Event()
+        open_links.append(self)
+        self.control.at_break.append(self._at_break)
         own_process.at_exit(self._at_exit)
+        threading.Thread(target=self._keep_watch, name="mpidist-nccl-watch", daemon=True).start()
 
     def can_reduce(self, dtype: numpy.dtype, op: str) -> bool:
         """Return whether NCCL reduces such values, and to the host's results: its least and greatest lose NaN."""
@@ -123,30 +136,92 @@ class Nccl:
         from cupy.cuda import nccl
 
         watch.look()
-        stream = cupy.cuda.get_current_stream().ptr
+        stream = cupy.cuda.get_current_stream()
+        self._last = cupy.cuda.Device(), stream
         try:
             self._communicator.check_async_error()
             nccl.groupStart()
             try:
                 for name, *given in calls:
-                    getattr(self._communicator, name)(*given, stream)
+                    getattr(self._communicator, name)(*given, stream.ptr)
             finally:
                 nccl.groupEnd()
         except nccl.NcclError as error:
-            self.close(in_order=False)
-            raise TransportError(f"{self._own_name}: {what} by {self.name} failed: {_told(error)}") from error
+            raise self._failed(what, error) from error
+
+    def look(self) -> None:
+        """Raise if what was begun has failed."""
+        error = self._error()
+        if error is not None:
+            raise self._failed("what was begun", error) from error
+
+    def _error(self) -> Exception | None:
+        """Return the error that NCCL has met since its calls were begun.  Local; in any thread."""
+        from cupy.cuda import nccl
+
+        try:
+            with self._lock:
+                if self._communicator is not None:
+                    self._communicator.check_async_error()
+        except nccl.NcclError as error:
+            return error
+        return None
+
+    def _failed(self, what: str, error: Exception) -> MpidistError:
+        """Return the error of this rank, which ends the control channel: that of another rank, if it is the cause."""
+        watch, end = self.control.watch(what), time.monotonic() + _GRACE_SECONDS
+        try:
+            while time.monotonic() < end:
+                watch.tick()
+        except MpidistError as cause:
+            return cause
+        failure = self.control.error(TransportError, f"{what} by {self.name} failed: {_told(error)}")
+        self.control.fail(str(failure))
+        return self.control.breaks(failure)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
 
     def close(self, in_order: bool) -> None:
-        """Give back what NCCL holds."""
-        communicator, self._communicator = self._communicator, None
+        """Give back what NCCL holds; errors as for `wait_for` in place of a wait for ranks that are gone."""
+        if in_order and self._communicator is not None and self._last is not None:
+            device, stream = self._last
+            with device, stream:
+                wait_for(recorded(), self.control.watch(f"the end of {self.name}"))
+        with self._lock:
+            communicator, self._communicator = self._communicator, None
+        if communicator is None:
+            return
+        self._is_closed.set()
+        open_links.remove(self)
+        self.control.at_break.remove(self._at_break)
         own_process.not_at_exit(self._at_exit)
-        if communicator is not None:
-            communicator.destroy() if in_order else communicator.abort()
+        communicator.destroy() if in_order else communicator.abort()
 
     def _at_exit(self) -> None:
         """End before MPI does: what a failed rank has left unfinished would be waited for."""
-        if self._communicator is not None:
-            self.close(in_order=self._control.broken is None)
+        with suppress(MpidistError):  # which ends the control channel, and so the job
+            self.close(in_order=self.control.broken is None)
+
+    def _at_break(self) -> None:
+        """Leave no kernel behind that waits for another rank."""
+        if os.getpid() == self._process:  # and no forked child
+            self.close(in_order=False)
+
+    def _keep_watch(self) -> None:
+        """End this process where NCCL has failed and the program waits for the GPU by itself: it would for ever.
+
+        To abort NCCL is no way: the program would go on with wrong numbers.
+        """
+        since = 0.0
+        while not self._is_closed.wait(_LOOK_SECONDS):
+            error = self._error()
+            since = since or time.monotonic()
+            if error is None:
+                since = 0.0
+            elif time.monotonic() - since > _PATIENCE_SECONDS:
+                text = f"{self.control.own_name}: what was begun by {self.name} failed: {_told(error)}"
+                say(f"mpidist: {text}. The program has not noticed it in {_PATIENCE_SECONDS:g} s, and is ended")
+                os._exit(1)
 
 
 def _constant(name: str) -> int:

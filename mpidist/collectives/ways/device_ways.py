@@ -15,7 +15,8 @@ from mpidist.collectives.mismatch import fact
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces, segments
 from mpidist.collectives.ways.selection import NCCL, STAGED
-from mpidist.device.memory import Arrived, DeviceMemory, Link, memory_of, wait_for
+from mpidist.device.memory import Arrived, DeviceMemory, Link, memory_of
+from mpidist.device.waits import wait_for
 from mpidist.errors import MissingDependencyError, RankFailedError
 from mpidist.runtime.control import Watch
 
@@ -32,11 +33,13 @@ def memory_facts(array: Any) -> list[tuple[str, str, tuple[int, ...]]]:
 
 
 class DeviceWays:
-    """How some ranks move arrays in device memory."""
+    """How some ranks move arrays in device memory; `whole` is that of the world of which they are a group."""
 
-    def __init__(self, ranks: Communicator) -> None:
+    def __init__(self, ranks: Communicator, whole: DeviceWays | None = None) -> None:
         self._ranks = ranks
         self._links: dict[DeviceMemory, Link | str] = {}
+        # Of the whole world and of its groups, in the order in which they were made, which is alike on all their ranks.
+        self._open: list[Link] = [] if whole is None else whole._open
         self._host = numpy.empty(0, numpy.uint8)
         #: Whether the copies from the host memory have left it.
         self.written: Arrived = lambda: True  # nothing was begun
@@ -58,7 +61,9 @@ class DeviceWays:
         if asked == STAGED:
             return None
         if memory not in self._links:
-            self._links[memory] = memory.link(self._ranks.transport, watch)
+            made = self._links[memory] = memory.link(self._ranks.transport, watch)
+            if not isinstance(made, str):
+                self._open.append(made)
         answer = self._links[memory]
         if not isinstance(answer, str):
             return answer
@@ -73,10 +78,9 @@ class DeviceWays:
         return list(self._links.values())
 
     def close(self) -> None:
-        """Give back what the devices' own collectives hold, on all ranks.  Local."""
-        for link in self._links.values():
-            if not isinstance(link, str):
-                link.close(in_order=True)
+        """Give back what the devices' own collectives of a world and its groups hold, on all ranks.  Local."""
+        while self._open:
+            self._open.pop().close(in_order=True)
         self._links.clear()
 
     # -- through the host ---------------------------------------------------------------------------------------------

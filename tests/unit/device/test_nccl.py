@@ -11,6 +11,8 @@ import pytest
 
 from mpidist.collectives.persistent import Once
 from mpidist.device import nccl
+from mpidist.device.answers import Answer
+from mpidist.device.waits import open_links
 from mpidist.errors import MpidistError, RankFailedError, TransportError, TransportTimeoutError
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
@@ -30,7 +32,7 @@ def pretended(monkeypatch):
     cupy = ModuleType("cupy")
     cupy.ndarray = type("ndarray", (), {})
     cupy.cuda = ModuleType("cupy.cuda")
-    cupy.cuda.nccl, cupy.cuda.Device = library, lambda index: library.devices.append(index) or nullcontext()
+    cupy.cuda.nccl, cupy.cuda.Device = library, lambda index=None: library.devices.append(index) or nullcontext()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
     return library
@@ -231,3 +233,77 @@ def test_a_call_that_fails_ends_its_group_and_the_communicator(calls):
             link.gather(Flat(1000, 6, "i2"), [0, 5, 5, 6], watch)
 
     assert calls(begin, "broadcast") == ["start", ("broadcast", 1000, 1000, 10, "UINT8", 0, 7), "end"]
+
+
+@pytest.fixture
+def links(pretended):
+    """Make ``links(log, fails)``: NCCL of this rank, whose communicator writes a log; the calls in it may fail."""
+    return lambda log, fails="": nccl.Nccl(Recorder(log, fails), world_communicator().transport, 23203)
+
+
+NEVER = Answer(lambda: False, numpy.zeros(1))
+
+
+def test_a_wait_for_an_answer_meets_what_nccl_has_met_meanwhile(links):
+    log = []
+
+    def on_rank():
+        links(log, "check_async_error")
+        with pytest.raises(
+            TransportError, match=r"rank 0 of 1: what was begun by NCCL 2\.32\.3 failed: unhandled cuda"
+        ):
+            NEVER()
+        assert not open_links
+
+    run_ranks(1, on_rank)
+    assert log == [("check_async_error",), ("abort",)]
+
+
+def test_a_wait_for_an_answer_meets_the_end_of_another_rank_which_is_told_in_place_of_what_nccl_says(links):
+    logs = [], []
+
+    def on_rank():
+        communicator = world_communicator()
+        link = links(logs[communicator.rank], "" if communicator.rank else "check_async_error")
+        communicator.barrier("begin")
+        if communicator.rank == 1:
+            communicator.control.fail("ValueError: its own")  # as by an exception that nobody catches
+        else:
+            with pytest.raises(RankFailedError, match="rank 1 failed while .*ValueError: its own"):
+                link.look()
+            with pytest.raises(RankFailedError, match="rank 1 failed"):
+                communicator.barrier("next")
+
+    run_ranks(2, on_rank)
+    assert logs == ([("check_async_error",), ("abort",)], [("abort",)])
+    assert not open_links
+
+
+def test_the_end_in_order_waits_for_what_was_begun_with_an_eye_on_the_others(links, monkeypatch):
+    log, states = [], [False, True]
+    monkeypatch.setattr(nccl, "recorded", lambda: lambda: log.append("asked") or states.pop(0))
+
+    def on_rank():
+        link = links(log)
+        link._last = nullcontext(), nullcontext()
+        link.close(in_order=True)
+        link.close(in_order=True)
+
+    run_ranks(1, on_rank)
+    assert log == ["asked", "asked", ("destroy",)]
+
+
+def test_a_program_that_waits_for_the_gpu_by_itself_is_ended(links, monkeypatch, capsys):
+    """The thread that ends it is told so by an exception here."""
+    ended = threading.Event()
+    monkeypatch.setattr(nccl, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(nccl, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(os, "_exit", lambda status: ended.set() or sys.exit(status))
+
+    def on_rank():
+        link = links([], "check_async_error")
+        assert ended.wait(60)
+        link.close(in_order=False)
+
+    run_ranks(1, on_rank)
+    assert "rank 0 of 1: what was begun by NCCL 2.32.3 failed: unhandled cuda error. The" in capsys.readouterr().err

@@ -1,0 +1,52 @@
+"""The waits of the host for a device, each with an eye on what the device itself may wait for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from mpidist import arrays
+from mpidist.device.events import recorded
+
+if TYPE_CHECKING:
+    from mpidist.device.memory import Arrived, Link
+    from mpidist.runtime.watch import Watch
+
+#: How often a wait looks at the links.
+_LOOK_SECONDS = 0.05
+
+#: The links of this process at which each wait for a device looks: what is waited for may be behind their work.
+open_links: list[Link] = []
+
+
+def wait_for(arrived: Arrived, watch: Watch | None = None) -> None:
+    """Return when a device has come so far.  Local.
+
+    `watch`: of the call that waits; outside of calls None, for the links' own.
+
+    TransportTimeoutError or RankFailedError: as `Watch.tick`.  TransportError: a link has failed.
+    """
+    if arrived():
+        return
+    watches = [link.control.watch("a wait for the device") for link in open_links] if watch is None else [watch]
+    looked = time.monotonic()
+    while not arrived():
+        for each in watches:
+            each.tick()
+        if not watches:
+            time.sleep(0)
+        if time.monotonic() - looked > _LOOK_SECONDS:
+            for link in tuple(open_links):
+                link.look()
+            looked = time.monotonic()
+
+
+def _before_copy(array: Any) -> None:
+    """Wait for what the copy of an array would wait for, in the thread that may look at the control channel."""
+    if open_links and threading.current_thread() is threading.main_thread():
+        with array.device:
+            wait_for(recorded())
+
+
+arrays.before_copies.append(_before_copy)
