@@ -53,7 +53,7 @@ _GRACE_SECONDS = 1.0
 #: How often a thread looks at NCCL, and for how long the program may go on after a failure without meeting it.
 _LOOK_SECONDS, _PATIENCE_SECONDS = 1.0, 10.0
 
-#: What NCCL says, and what to do about it.
+#: What NCCL says, and what to do about it, as docs/gpu.md tells it; what says least comes last.
 _CURES = (
     ("Duplicate GPU", "start as many ranks as there are GPUs, or bind each rank to a GPU of its own"),
     ("Multiple Ranks are using the same GPU", f"set {SHARING_VARIABLE}=1, or start as many ranks as there are GPUs"),
@@ -61,8 +61,14 @@ _CURES = (
     ("No space left on device", "give /dev/shm more room (docker run --shm-size=8g), or set NCCL_SHM_DISABLE=1"),
     ("no socket interface found", "name the interface between the nodes with NCCL_SOCKET_IFNAME"),
     ("Connection refused", "name the interface between the nodes with NCCL_SOCKET_IFNAME"),
+    ("Connection timed out", "name the interface between the nodes with NCCL_SOCKET_IFNAME"),
+    ("Mismatched NCCL version", "start all ranks in one environment, with one libnccl.so.2"),
     ("driver version is insufficient", "install a newer driver, or the NCCL of the driver's CUDA version"),
     ("out of memory", "leave NCCL some GPU memory, or set NCCL_BUFFSIZE=1048576"),
+    ("remote process exited", "look for the rank that ended first, or at the network between the nodes"),
+    ("unhandled cuda error", "look whether memory is left and how new the driver is (nvidia-smi)"),
+    ("unhandled system error", "set NCCL_DEBUG=INFO, which prints the call that failed: memory, a socket, InfiniBand"),
+    ("invalid usage", "start as many ranks as there are GPUs, if ranks share one"),
 )
 
 
@@ -401,7 +407,17 @@ def _warnings_kept() -> Iterator[None]:
 def _told(error: Exception) -> str:
     """Return NCCL's error with the last of its new warnings, and what to do about it."""
     lines = [line.strip() for file in _warnings for line in file if line.strip()]
-    said = "; ".join(dict.fromkeys(line.partition("NCCL WARN ")[2] or line for line in lines[-3:]))
-    text = f"{error}{f' ({said})' if said else ''}"
+    said = list(dict.fromkeys(line.partition("NCCL WARN ")[2] or line for line in lines[-3:]))
+    if lines:
+        said += _kept(lines)
+    text = f"{error} ({'; '.join(said)})" if said else f"{error}"
     cures = [cure for sign, cure in _CURES if sign in text]
     return f"{text}; {cures[0]}" if cures else text
+
+
+def _kept(lines: Sequence[str]) -> list[str]:
+    """Return where people find lines of NCCL; nothing where they cannot be written."""
+    with suppress(OSError), tempfile.NamedTemporaryFile("w", prefix="mpidist-nccl-", delete=False) as file:
+        file.writelines(f"{line}\n" for line in lines)
+        return [f"all that NCCL has said: {file.name}"]
+    return []
