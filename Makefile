@@ -186,9 +186,11 @@ test-emulated: $(CUPY_VENV)/.installed
 	why=$$($(CUPY_VENV)/bin/python -m tests.gpu.emulated); if [ -n "$$why" ]; then mkdir -p build; \
 		echo "not run here: CuPy on emulated GPUs: $$why; make test-emulated runs it" | tee -a build/left_out; exit; fi; \
 	set -e; export MPIDIST_TEST_ON=emulated; timeout --kill-after=20 $(LIMIT) $(PYTEST_EMULATED) \
-		$(filter-out %_torch.py %_jax.py %_killed.py,$(wildcard tests/gpu/test_*.py)) --ran-log $(RAN)/emulated; \
+		$(filter-out %_torch.py %_jax.py %_killed.py %_nccl_fails.py,$(wildcard tests/gpu/test_*.py)) --ran-log $(RAN)/emulated; \
 	EMULATED_GPUS=1 timeout --kill-after=20 $(LIMIT) $(PYTEST_EMULATED) \
 		$(addprefix tests/gpu/test_,all_reduce.py collectives.py refused.py streams.py) --ran-log $(RAN)/emulated-staged; \
+	PYTHONPATH="$(CURDIR)/tests/gpu/emulated/site" timeout --kill-after=20 $(LIMIT) $(CUPY_VENV)/bin/python -m pytest -q \
+		tests/gpu/test_nccl_fails.py; \
 	$(SCRIPT_EMULATED) tests/gpu/run
 
 # each parallel test that was collected in this run of the stages has run on some number of ranks

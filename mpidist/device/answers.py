@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpidist.device.waits import wait_for
+from mpidist.device.waiting import wait_for
 
 if TYPE_CHECKING:
     import numpy

@@ -17,7 +17,6 @@ import numpy
 from mpidist.arrays import wire_dtype
 from mpidist.device import nccl
 from mpidist.device.answers import Answer
-from mpidist.device.events import recorded
 from mpidist.device.kernels import (
     CHUNK,
     MULTIPLIED,
@@ -29,6 +28,7 @@ from mpidist.device.kernels import (
     measure_text,
     update_text,
 )
+from mpidist.device.waiting import recorded
 
 if TYPE_CHECKING:
     from mpidist.device.answers import Limits

@@ -9,8 +9,7 @@ from typing import Any
 
 import cupy
 
-from mpidist.device.events import recorded
-from mpidist.device.waits import wait_for
+from mpidist.device.waiting import recorded, wait_for
 
 
 def array_at(

@@ -17,8 +17,7 @@ import numpy
 
 from mpidist import own_process
 from mpidist.device.cards import SHARING_VARIABLE, Card, current_card, dotted_nccl, shared_cards, sharing_problem
-from mpidist.device.events import recorded
-from mpidist.device.waits import open_links, wait_for
+from mpidist.device.waiting import open_links, recorded, wait_for
 from mpidist.errors import MpidistError, RankFailedError, TransportError, listed
 from mpidist.output import say
 

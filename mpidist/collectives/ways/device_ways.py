@@ -16,7 +16,7 @@ from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces, segments
 from mpidist.collectives.ways.selection import NCCL, STAGED
 from mpidist.device.memory import Arrived, DeviceMemory, Link, memory_of
-from mpidist.device.waits import wait_for
+from mpidist.device.waiting import wait_for
 from mpidist.errors import MissingDependencyError, RankFailedError
 from mpidist.runtime.control import Watch
 

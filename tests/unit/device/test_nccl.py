@@ -15,7 +15,7 @@ import pytest
 from mpidist.collectives.persistent import Once
 from mpidist.device import nccl
 from mpidist.device.answers import Answer
-from mpidist.device.waits import open_links
+from mpidist.device.waiting import open_links
 from mpidist.errors import MpidistError, RankFailedError, TransportError, TransportTimeoutError
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
@@ -282,15 +282,17 @@ def test_a_wait_for_an_answer_meets_what_nccl_has_met_meanwhile(links):
 
 
 def test_a_wait_for_an_answer_meets_the_end_of_another_rank_which_is_told_in_place_of_what_nccl_says(links):
-    logs = [], []
+    logs, has_begun = ([], []), threading.Event()
 
     def on_rank():
         communicator = world_communicator()
         link = links(logs[communicator.rank], "" if communicator.rank else "check_async_error")
         communicator.barrier("begin")
         if communicator.rank == 1:
+            has_begun.wait()
             communicator.control.fail("ValueError: its own")  # as by an exception that nobody catches
         else:
+            has_begun.set()
             with pytest.raises(RankFailedError, match=r"rank 1 .* failed while .*ValueError: its own"):
                 link.look()
             with pytest.raises(RankFailedError, match="rank 1 .* failed"):

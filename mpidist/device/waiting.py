@@ -7,14 +7,33 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mpidist import arrays
-from mpidist.device.events import recorded
 
 if TYPE_CHECKING:
     from mpidist.device.memory import Arrived, Link
     from mpidist.runtime.watch import Watch
 
+#: What CUDA says of an event: it has happened; it has not yet.  All else is an error.
+_SUCCESS, _NOT_READY = 0, 600
+
 #: How often a wait looks at the links.
 _LOOK_SECONDS = 0.05
+
+
+def recorded() -> Arrived:
+    """Return whether all that the current stream has been given so far is done.  Local; does not wait."""
+    import cupy
+
+    event, runtime = cupy.cuda.Event(disable_timing=True), cupy.cuda.runtime
+    event.record()
+
+    def arrived() -> bool:
+        status = runtime.eventQuery(event.ptr)
+        if status not in (_SUCCESS, _NOT_READY):  # `Event.done` is False then, for ever
+            raise runtime.CUDARuntimeError(status)
+        return bool(status == _SUCCESS)
+
+    return arrived
+
 
 #: The links of this process at which each wait for a device looks: what is waited for may be behind their work.
 open_links: list[Link] = []
