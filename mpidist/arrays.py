@@ -237,9 +237,10 @@ before_copies: list[Callable[[Any], object]] = []
 
 def as_host(array: Any) -> np.ndarray:
     """Return a copy of `array` in host memory; the one place where device memory is copied there."""
-    for each in before_copies:
+    kind = kind_of(array)
+    for each in before_copies if kind.memory == "device" else ():
         each(array)
-    return kind_of(array).to_host(array)
+    return kind.to_host(array)
 
 
 def on_host(array: Any) -> Any:

@@ -63,7 +63,7 @@ def wait_for(arrived: Arrived, watch: Watch | None = None) -> None:
 
 def _before_copy(array: Any) -> None:
     """Wait for what the copy of an array would wait for, in the thread that may look at the control channel."""
-    if open_links and threading.current_thread() is threading.main_thread():
+    if open_links and arrays.kind_of(array).name == "cupy" and threading.current_thread() is threading.main_thread():
         with array.device:
             wait_for(recorded())
 
