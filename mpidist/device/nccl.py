@@ -17,7 +17,7 @@ import numpy
 
 from mpidist import own_process
 from mpidist.device.cards import SHARING_VARIABLE, Card, current_card, dotted_nccl, shared_cards, sharing_problem
-from mpidist.device.waiting import open_links, recorded, wait_for
+from mpidist.device.waiting import broken_links, open_links, recorded, wait_for
 from mpidist.errors import MpidistError, RankFailedError, TransportError, listed
 from mpidist.output import say
 
@@ -200,12 +200,29 @@ class Nccl:
         open_links.remove(self)
         self.control.at_break.remove(self._at_break)
         own_process.not_at_exit(self._at_exit)
-        communicator.destroy() if in_order else communicator.abort()
+        if in_order:
+            communicator.destroy()
+            return
+        if not self._is_idle():
+            broken_links.append(self.name)
+        communicator.abort()
+
+    def _is_idle(self) -> bool:
+        """Whether all that was begun is known to be done."""
+        if self._last is None:
+            return True
+        device, stream = self._last
+        with suppress(RuntimeError), device:  # CUDA's, where all work has failed
+            return bool(stream.done)
+        return False
 
     def _at_exit(self) -> None:
         """End before MPI does: what a failed rank has left unfinished would be waited for."""
-        with suppress(MpidistError):  # which ends the control channel, and so the job
-            self.close(in_order=self.control.broken is None)
+        try:
+            with suppress(MpidistError):  # which ends the control channel, and so the job
+                self.close(in_order=self.control.broken is None)
+        finally:
+            self.close(in_order=False)
 
     def _at_break(self) -> None:
         """Leave no kernel behind that waits for another rank."""

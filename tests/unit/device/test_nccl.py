@@ -12,10 +12,11 @@ from types import ModuleType, SimpleNamespace
 import numpy
 import pytest
 
+from mpidist import arrays
 from mpidist.collectives.persistent import Once
 from mpidist.device import nccl
 from mpidist.device.answers import Answer
-from mpidist.device.waiting import open_links
+from mpidist.device.waiting import broken_links, open_links
 from mpidist.errors import MpidistError, RankFailedError, TransportError, TransportTimeoutError
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
@@ -194,7 +195,7 @@ def calls(pretended, monkeypatch):
     def told(begin, fails=""):
         log = []
         pretended.groupStart, pretended.groupEnd = lambda: log.append("start"), lambda: log.append("end")
-        sys.modules["cupy"].cuda.get_current_stream = lambda: SimpleNamespace(ptr=7)
+        sys.modules["cupy"].cuda.get_current_stream = lambda: SimpleNamespace(ptr=7, done=True)
 
         def on_rank():
             communicator = world_communicator()
@@ -330,3 +331,27 @@ def test_a_program_that_waits_for_the_gpu_by_itself_is_ended(links, monkeypatch,
 
     run_ranks(1, on_rank)
     assert "rank 0 of 1: what was begun by NCCL 2.32.3 failed: unhandled cuda error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_nothing_is_read_behind_work_that_was_broken_off(links, is_done):
+    log, array = [], sys.modules["cupy"].ndarray()
+    sys.modules["cupy"].asnumpy = lambda given: "its values"
+
+    def on_rank():
+        link = links(log)
+        link._last = nullcontext(), SimpleNamespace(done=is_done)
+        world_communicator().control.fail("ValueError: its own")
+        if is_done:
+            assert arrays.as_host(array) == "its values"
+        else:
+            with pytest.raises(TransportError, match=r"NCCL 2\.32\.3 was broken off .* last checkpoint"):
+                arrays.as_host(array)
+            with pytest.raises(TransportError, match="broken off"):
+                Answer(lambda: True, numpy.zeros(1))()
+
+    try:
+        run_ranks(1, on_rank)
+    finally:
+        broken_links.clear()
+    assert log == [("abort",)]
