@@ -231,9 +231,16 @@ def byte_view(array: Any) -> Any:
     return array.reshape(-1).view(np.uint8)
 
 
+#: Each is called with an array before it is copied from device memory, which waits for the device.
+before_copies: list[Callable[[Any], object]] = []
+
+
 def as_host(array: Any) -> np.ndarray:
     """Return a copy of `array` in host memory; the one place where device memory is copied there."""
-    return kind_of(array).to_host(array)
+    kind = kind_of(array)
+    for each in before_copies if kind.memory == "device" else ():
+        each(array)
+    return kind.to_host(array)
 
 
 def on_host(array: Any) -> Any:

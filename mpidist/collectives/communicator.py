@@ -107,7 +107,7 @@ class Communicator:
         self._memory = NodeMemory(self.control.board_index, self.segments, lanes, scratch, observer)
         self._messages = Messages(self.transport, self.topology, scratch)
         self._chooser = self._make_chooser(lanes)
-        self.devices = DeviceWays(self)
+        self.devices: DeviceWays = DeviceWays(self, None if whole is None else whole.devices)
         self._arrays = ArrayCollectives(self)
 
     # -- what an all-reduce is bound to -------------------------------------------------------------------------------

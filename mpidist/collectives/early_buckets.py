@@ -159,12 +159,15 @@ class DeviceBuckets:
     def start(self, index: int) -> StartedSum:
         """Begin the sum of a bucket behind the current stream's work."""
         assert self._link is not None
+        self._link.is_left = True
         self._stream.begin(partial(self._link.reduce, self._buffers[index], self._op, self._watch))
         return _ByDevice(self._link, self._buffers[index])
 
     def end(self) -> None:
         """Order the current stream behind the sums."""
         self._stream.end()
+        if self._link is not None:
+            self._link.is_left = False
 
     def take(self, index: int, arrays: Sequence[Any], scale: float | None) -> None:
         """Copy what is in a bucket into arrays, none of which is left out, multiplied."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple
+
+from mpidist.device.waiting import wait_for
 
 if TYPE_CHECKING:
     import numpy
@@ -32,7 +33,6 @@ class Answer:
         self._arrived, self._flags = arrived, flags
 
     def __call__(self) -> bool:
-        """Return it; waits for the device until it is there."""
-        while not self._arrived():
-            time.sleep(0)
+        """Return it, when the device has given it; errors as for `wait_for`."""
+        wait_for(self._arrived)
         return bool(self._flags.any())

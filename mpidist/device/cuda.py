@@ -27,7 +27,8 @@ from mpidist.device.kernels import (
     measure_text,
     update_text,
 )
-from mpidist.device.pinned import PinnedMemory, has_happened, recorded
+from mpidist.device.pinned import PinnedMemory, event_of, has_happened
+from mpidist.device.waiting import recorded
 
 if TYPE_CHECKING:
     from mpidist.device.answers import Limits
@@ -67,7 +68,7 @@ class CudaMemory:
         """Order a stream behind the work that was begun before."""
         before = self._stream
         if before is not None and before != stream:
-            stream.wait_event(recorded(before))
+            stream.wait_event(event_of(before))
 
     def host_buffer(self, elements: int, dtype: Any) -> numpy.ndarray:
         """Return pinned memory."""
@@ -76,14 +77,14 @@ class CudaMemory:
     def read(self, source: Any, target: numpy.ndarray) -> Arrived:
         """Begin to copy a device array into pinned memory."""
         source.data.copy_to_host_async(target.ctypes.data, target.nbytes)
-        event = recorded(cupy.cuda.get_current_stream())
+        event = event_of(cupy.cuda.get_current_stream())
         self._pinned.keep(target, event)
         return partial(has_happened, event)
 
     def write(self, source: numpy.ndarray, target: Any) -> Arrived:
         """Begin to copy pinned memory into a device array."""
         target.set(source)
-        return partial(has_happened, recorded(cupy.cuda.get_current_stream()))
+        return recorded()
 
     def kept(self, array: Any) -> Any:
         """Return an array made in the current stream: CuPy hands its memory out again in the order of that one."""
@@ -130,13 +131,13 @@ class CudaStream:
 
     def begin(self, fn: Callable[[], None]) -> None:
         """Call what begins work."""
-        self._own.wait_event(recorded(cupy.cuda.get_current_stream()))
+        self._own.wait_event(event_of(cupy.cuda.get_current_stream()))
         with self._own:
             fn()
 
     def end(self) -> None:
         """Order the current stream behind this one."""
-        cupy.cuda.get_current_stream().wait_event(recorded(self._own))
+        cupy.cuda.get_current_stream().wait_event(event_of(self._own))
 
 
 class CudaPacking:

@@ -9,6 +9,8 @@ from typing import Any
 
 import cupy
 
+from mpidist.device.waiting import recorded, wait_for
+
 
 def array_at(
     address: int, nbytes: int, shape: Sequence[int], strides: Sequence[int] | None, dtype: Any, owner: Any, device: int
@@ -55,5 +57,5 @@ class _Handle:
 
 
 def wait() -> None:
-    """Wait for all that was begun on the current stream.  Local."""
-    cupy.cuda.get_current_stream().synchronize()
+    """Wait for all that was begun on the current stream; errors as for `wait_for`.  Local."""
+    wait_for(recorded())

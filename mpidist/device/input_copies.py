@@ -11,7 +11,7 @@ import cupy
 import numpy
 
 from mpidist import arrays
-from mpidist.device.pinned import PinnedMemory, recorded
+from mpidist.device.pinned import PinnedMemory, event_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +45,9 @@ class InputCopies:
             target = cupy.empty(source.shape, source.dtype)
             pinned = self._pinned.empty(source.size, source.dtype)
             pinned.reshape(source.shape)[...] = source
-            self._stream.wait_event(recorded(self._user))
+            self._stream.wait_event(event_of(self._user))
             target.data.copy_from_host_async(pinned.ctypes.data, source.nbytes, self._stream)
-            event = recorded(self._stream)
+            event = event_of(self._stream)
             self._pinned.keep(pinned, event)
         copy = Copy(target, event)
         finalize(copy, self._order, event).atexit = False  # also if nobody waits for it: its memory is handed out again

@@ -11,6 +11,7 @@ from mpidist import arrays
 
 if TYPE_CHECKING:
     from mpidist.device.answers import Answer, Limits
+    from mpidist.runtime.control import ControlChannel
     from mpidist.runtime.watch import Watch
     from mpidist.transports.base import Transport
 
@@ -56,10 +57,16 @@ class Link(Protocol):
     """Collectives between the devices of some ranks; each is only begun, in the order of the device's current stream.
 
     Every rank calls them in the same order, with flat arrays of the same dtypes and lengths.  `bounds`: where each
-    rank's part begins, in elements, and where the last one ends.  `name`: with its version.
+    rank's part begins, in elements, and where the last one ends.  `name`: with its version.  `control`: of these ranks.
+    `is_left`: what was begun by it is perhaps not begun on all ranks, and nobody has taken the results.
     """
 
     name: str
+    control: ControlChannel
+    is_left: bool
+
+    def look(self) -> None:
+        """Raise if a collective that was begun has failed; the link and the control channel are broken then.  Local."""
 
     def can_reduce(self, dtype: numpy.dtype, op: str) -> bool:
         """Return whether there is such a reduction, with the host's results.  Local."""
@@ -180,12 +187,3 @@ def kept_empty(shape: Any, dtype: Any, like: Any) -> Any:
     array = arrays.empty(shape, dtype, like)
     memory = memory_of(array)
     return array if memory is None else memory.kept(array)
-
-
-def wait_for(arrived: Arrived, watch: Watch) -> None:
-    """Return when a copy is complete.
-
-    TransportTimeoutError or RankFailedError: as `Watch.tick`.
-    """
-    while not arrived():
-        watch.tick()

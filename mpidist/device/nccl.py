@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -16,7 +17,9 @@ import numpy
 
 from mpidist import own_process
 from mpidist.device.cards import SHARING_VARIABLE, Card, current_card, dotted_nccl, shared_cards, sharing_problem
-from mpidist.errors import RankFailedError, TransportError, listed
+from mpidist.device.waiting import broken_links, open_links, recorded, wait_for
+from mpidist.errors import MpidistError, RankFailedError, TransportError, listed
+from mpidist.output import say
 
 if TYPE_CHECKING:
     from mpidist.runtime.watch import Watch
@@ -44,7 +47,12 @@ _BYTE = "UINT8"
 #: A call of NCCL's communicator: its name, and its arguments without the stream.
 _Call = tuple[Any, ...]
 
-#: What NCCL says, and what to do about it.
+#: How long a rank whose NCCL fails waits to hear of another rank's end, which is the cause then.
+_GRACE_SECONDS = 1.0
+#: How often a thread looks at NCCL, and for how long the program may go on after a failure without meeting it.
+_LOOK_SECONDS, _PATIENCE_SECONDS = 1.0, 10.0
+
+#: What NCCL says, and what to do about it, as docs/gpu.md tells it; what says least comes last.
 _CURES = (
     ("Duplicate GPU", "start as many ranks as there are GPUs, or bind each rank to a GPU of its own"),
     ("Multiple Ranks are using the same GPU", f"set {SHARING_VARIABLE}=1, or start as many ranks as there are GPUs"),
@@ -52,8 +60,14 @@ _CURES = (
     ("No space left on device", "give /dev/shm more room (docker run --shm-size=8g), or set NCCL_SHM_DISABLE=1"),
     ("no socket interface found", "name the interface between the nodes with NCCL_SOCKET_IFNAME"),
     ("Connection refused", "name the interface between the nodes with NCCL_SOCKET_IFNAME"),
+    ("Connection timed out", "name the interface between the nodes with NCCL_SOCKET_IFNAME"),
+    ("Mismatched NCCL version", "start all ranks in one environment, with one libnccl.so.2"),
     ("driver version is insufficient", "install a newer driver, or the NCCL of the driver's CUDA version"),
     ("out of memory", "leave NCCL some GPU memory, or set NCCL_BUFFSIZE=1048576"),
+    ("remote process exited", "look for the rank that ended first, or at the network between the nodes"),
+    ("unhandled cuda error", "look whether memory is left and how new the driver is (nvidia-smi)"),
+    ("unhandled system error", "set NCCL_DEBUG=INFO, which prints the call that failed: memory, a socket, InfiniBand"),
+    ("invalid usage", "start as many ranks as there are GPUs, if ranks share one"),
 )
 
 
@@ -64,11 +78,16 @@ class Nccl:
     """
 
     def __init__(self, communicator: Any, transport: Transport, version: int) -> None:
-        self.name = f"NCCL {dotted_nccl(version)}"
+        self.name, self.control = f"NCCL {dotted_nccl(version)}", transport.control
         self._communicator: Any = communicator
-        self._rank, self._own_name = transport.rank, f"rank {transport.rank} of {transport.size}"
-        self._control = transport.control
+        self._rank, self._process = transport.rank, os.getpid()
+        self.is_left = False
+        self._last: Any = None  # GPU and stream of the last calls: NCCL does all of them in one order
+        self._lock, self._is_closed = threading.RLock(), threading.Event()
+        open_links.append(self)
+        self.control.at_break.append(self._at_break)
         own_process.at_exit(self._at_exit)
+        threading.Thread(target=self._keep_watch, name="mpidist-nccl-watch", daemon=True).start()
 
     def can_reduce(self, dtype: numpy.dtype, op: str) -> bool:
         """Return whether NCCL reduces such values, and to the host's results: its least and greatest lose NaN."""
@@ -123,30 +142,110 @@ class Nccl:
         from cupy.cuda import nccl
 
         watch.look()
-        stream = cupy.cuda.get_current_stream().ptr
+        stream = cupy.cuda.get_current_stream()
+        self._last = cupy.cuda.Device(), stream
         try:
             self._communicator.check_async_error()
             nccl.groupStart()
             try:
                 for name, *given in calls:
-                    getattr(self._communicator, name)(*given, stream)
+                    getattr(self._communicator, name)(*given, stream.ptr)
             finally:
                 nccl.groupEnd()
         except nccl.NcclError as error:
-            self.close(in_order=False)
-            raise TransportError(f"{self._own_name}: {what} by {self.name} failed: {_told(error)}") from error
+            raise self._failed(what, error) from error
+
+    def look(self) -> None:
+        """Raise if what was begun has failed."""
+        error = self._error()
+        if error is not None:
+            raise self._failed("what was begun", error) from error
+
+    def _error(self) -> Exception | None:
+        """Return the error that NCCL has met since its calls were begun.  Local; in any thread."""
+        from cupy.cuda import nccl
+
+        try:
+            with self._lock:
+                if self._communicator is not None:
+                    self._communicator.check_async_error()
+        except nccl.NcclError as error:
+            return error
+        return None
+
+    def _failed(self, what: str, error: Exception) -> MpidistError:
+        """Return the error of this rank, which ends the control channel: that of another rank, if it is the cause."""
+        watch, end = self.control.watch(what), time.monotonic() + _GRACE_SECONDS
+        try:
+            while time.monotonic() < end:
+                watch.tick()
+        except MpidistError as cause:
+            return cause
+        failure = self.control.error(TransportError, f"{what} by {self.name} failed: {_told(error)}")
+        self.control.fail(str(failure))
+        return self.control.breaks(failure)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
 
     def close(self, in_order: bool) -> None:
-        """Give back what NCCL holds."""
-        communicator, self._communicator = self._communicator, None
+        """Give back what NCCL holds; errors as for `wait_for` in place of a wait for ranks that are gone."""
+        in_order &= not self.is_left
+        if in_order and self._communicator is not None and self._last is not None:
+            device, stream = self._last
+            with device, stream:
+                wait_for(recorded(), self.control.watch(f"the end of {self.name}"))
+        with self._lock:
+            communicator, self._communicator = self._communicator, None
+        if communicator is None:
+            return
+        self._is_closed.set()
+        open_links.remove(self)
+        self.control.at_break.remove(self._at_break)
         own_process.not_at_exit(self._at_exit)
-        if communicator is not None:
-            communicator.destroy() if in_order else communicator.abort()
+        if in_order:
+            communicator.destroy()
+            return
+        if not (self.is_left or self._is_idle()):
+            broken_links.append(self.name)
+        communicator.abort()
+
+    def _is_idle(self) -> bool:
+        """Whether all that was begun is known to be done."""
+        if self._last is None:
+            return True
+        device, stream = self._last
+        with suppress(RuntimeError), device:  # CUDA's, where all work has failed
+            return bool(stream.done)
+        return False
 
     def _at_exit(self) -> None:
         """End before MPI does: what a failed rank has left unfinished would be waited for."""
-        if self._communicator is not None:
-            self.close(in_order=self._control.broken is None)
+        try:
+            with suppress(MpidistError):  # which ends the control channel, and so the job
+                self.close(in_order=self.control.broken is None)
+        finally:
+            self.close(in_order=False)
+
+    def _at_break(self) -> None:
+        """Leave no kernel behind that waits for another rank."""
+        if os.getpid() == self._process:  # and no forked child
+            self.close(in_order=False)
+
+    def _keep_watch(self) -> None:
+        """End this process where NCCL has failed and the program waits for the GPU by itself: it would for ever.
+
+        To abort NCCL is no way: the program would go on with wrong numbers.
+        """
+        since = 0.0
+        while not self._is_closed.wait(_LOOK_SECONDS):
+            error = self._error()
+            since = since or time.monotonic()
+            if error is None:
+                since = 0.0
+            elif time.monotonic() - since > _PATIENCE_SECONDS:
+                text = f"{self.control.own_name}: what was begun by {self.name} failed: {_told(error)}"
+                say(f"mpidist: {text}. The program has not noticed it in {_PATIENCE_SECONDS:g} s, and is ended")
+                os._exit(1)
 
 
 def _constant(name: str) -> int:
@@ -326,7 +425,17 @@ def _warnings_kept() -> Iterator[None]:
 def _told(error: Exception) -> str:
     """Return NCCL's error with the last of its new warnings, and what to do about it."""
     lines = [line.strip() for file in _warnings for line in file if line.strip()]
-    said = "; ".join(dict.fromkeys(line.partition("NCCL WARN ")[2] or line for line in lines[-3:]))
-    text = f"{error}{f' ({said})' if said else ''}"
+    said = list(dict.fromkeys(line.partition("NCCL WARN ")[2] or line for line in lines[-3:]))
+    if lines:
+        said += _kept(lines)
+    text = f"{error} ({'; '.join(said)})" if said else f"{error}"
     cures = [cure for sign, cure in _CURES if sign in text]
     return f"{text}; {cures[0]}" if cures else text
+
+
+def _kept(lines: Sequence[str]) -> list[str]:
+    """Return where people find lines of NCCL; nothing where they cannot be written."""
+    with suppress(OSError), tempfile.NamedTemporaryFile("w", prefix="mpidist-nccl-", delete=False) as file:
+        file.writelines(f"{line}\n" for line in lines)
+        return [f"all that NCCL has said: {file.name}"]
+    return []

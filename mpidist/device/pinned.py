@@ -33,7 +33,7 @@ class PinnedMemory:
             self._kept.append((event, array))
 
 
-def recorded(stream: Any) -> Any:
+def event_of(stream: Any) -> Any:
     """Return an event behind all that a stream has been given so far."""
     event = cupy.cuda.Event(disable_timing=True)
     event.record(stream)

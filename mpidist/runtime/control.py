@@ -73,6 +73,9 @@ class ControlChannel:
         To be entered around every collective call, by way of `Communicator.turnstile`.
     at_end : list of callable
         What is called before this rank says that it ends: by `leave`, `fail` or `end`, and so more than once.
+    at_break : list of callable
+        What is called when an error has ended the channel, or this rank: by `breaks`, `fail` or `end`, and so more than
+        once.
     vital_ranks : frozenset of int
         The ranks that a fault-tolerant job cannot do without; to be set alike on all ranks.  While it is empty, the job
         can do without none.
@@ -124,6 +127,7 @@ class ControlChannel:
             whole._parts.append(self)
         self.turnstile, self.missed = Turnstile(self), MissedCalls(self)
         self.at_end: list[Callable[[], object]] = []
+        self.at_break: list[Callable[[], object]] = []
         self.attendance, self.failures = Attendance(self), Failures(self)
         self.arbiter = Arbiter(self, messenger) if messenger is not None else None
         # By parity of a call, where on the board this rank posts it, and where the others do.
@@ -220,6 +224,7 @@ class ControlChannel:
             self.arbiter.tell("failed", text=text[-_NOTICE_CHARACTERS:])
         for part in self._parts:
             part.fail(text, tell)
+        self._break()
 
     def leave(self) -> None:
         """Tell all ranks that this one takes part in no further call; Local."""
@@ -237,10 +242,16 @@ class ControlChannel:
         self.board.quiet[self.board_index] = 1
         for part in self._parts:
             part.end()
+        self._break()
 
     def _close(self) -> None:
         """Call what is to be called when this rank ends, while nobody else ends the job for it."""
         for each in self.at_end:
+            each()
+
+    def _break(self) -> None:
+        """Call what is to be called when this rank takes part in no further call."""
+        for each in tuple(self.at_break):  # they may leave the list
             each()
 
     def expire(self, text: str) -> MpidistError:
@@ -322,6 +333,8 @@ class ControlChannel:
             return self._whole.breaks(error)
         for channel in self._family():
             channel.broken = error
+        for channel in self._family():
+            channel._break()
         return error
 
     def _family(self) -> Iterator[ControlChannel]:

@@ -332,13 +332,16 @@ class PretendedLink:
     name = "pretended collectives"
 
     def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+        self._transport, self.control = transport, transport.control
         self.calls: list[str] = []
-        self.is_closed = False
+        self.is_closed = self.is_left = False
 
     def can_reduce(self, dtype: np.dtype, op: str) -> bool:
         """Return whether there is such a reduction."""
         return dtype.kind != "c"
+
+    def look(self) -> None:
+        """Do nothing: what was begun is done."""
 
     def reduce(self, buffer: DeviceArray, op: str, watch: Watch) -> None:
         """Reduce an array in place."""

@@ -24,8 +24,8 @@ collect_ignore_glob = ["libraries"] if detect_launcher() is not None else []
 if library.is_emulated():
     emulated.start()
 
-#: It starts ranks itself, which a rank cannot.
-collect_ignore = ["test_killed.py"] if detect_launcher() is not None else []
+#: They start ranks themselves, which a rank cannot.
+collect_ignore = ["test_killed.py", "test_nccl_fails.py"] if detect_launcher() is not None else []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,7 +15,8 @@ from mpidist.collectives.mismatch import fact
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces, segments
 from mpidist.collectives.ways.selection import NCCL, STAGED
-from mpidist.device.memory import Arrived, DeviceMemory, Link, memory_of, wait_for
+from mpidist.device.memory import Arrived, DeviceMemory, Link, memory_of
+from mpidist.device.waiting import wait_for
 from mpidist.errors import MissingDependencyError, RankFailedError, TransportError
 from mpidist.runtime.control import Watch
 
@@ -32,12 +33,14 @@ def memory_facts(array: Any) -> list[tuple[str, str, tuple[int, ...]]]:
 
 
 class DeviceWays:
-    """How some ranks move arrays in device memory."""
+    """How some ranks move arrays in device memory; `whole` is that of the world of which they are a group."""
 
-    def __init__(self, ranks: Communicator) -> None:
+    def __init__(self, ranks: Communicator, whole: DeviceWays | None = None) -> None:
         self._ranks = ranks
         self._links: dict[DeviceMemory, Link | str] = {}
         self._further: dict[tuple[DeviceMemory, int], Link] = {}
+        # Of the whole world and of its groups, in the order in which they were made, which is alike on all their ranks.
+        self._open: list[Link] = [] if whole is None else whole._open
         self._host = numpy.empty(0, numpy.uint8)
         #: Whether the copies from the host memory have left it.
         self.written: Arrived = lambda: True  # nothing was begun
@@ -59,7 +62,9 @@ class DeviceWays:
         if asked == STAGED:
             return None
         if memory not in self._links:
-            self._links[memory] = memory.link(self._ranks.transport, watch)
+            made = self._links[memory] = memory.link(self._ranks.transport, watch)
+            if not isinstance(made, str):
+                self._open.append(made)
         answer = self._links[memory]
         if not isinstance(answer, str):
             return answer
@@ -80,10 +85,11 @@ class DeviceWays:
         Collective: every rank calls it, within a begun call; local later.
         """
         if (memory, channel) not in self._further:
-            found = memory.link(self._ranks.transport.among(range(self._ranks.size), channel), watch)
-            if isinstance(found, str):
-                raise TransportError(f"{self._ranks.control.own_name}: a further link could not be made: {found}")
-            self._further[memory, channel] = found
+            link = memory.link(self._ranks.transport.among(range(self._ranks.size), channel), watch)
+            if isinstance(link, str):
+                raise TransportError(f"{self._ranks.control.own_name}: a further link could not be made: {link}")
+            self._further[memory, channel] = link
+            self._open.append(link)
         return self._further[memory, channel]
 
     def links(self) -> list[Link | str]:
@@ -91,12 +97,9 @@ class DeviceWays:
         return list(self._links.values())
 
     def close(self) -> None:
-        """Give back what the devices' own collectives hold, on all ranks.  Local."""
-        for link in self._links.values():
-            if not isinstance(link, str):
-                link.close(in_order=True)
-        for further in self._further.values():
-            further.close(in_order=False)  # what was begun early, and never taken, would be waited for
+        """Give back what the devices' own collectives of a world and its groups hold, on all ranks.  Local."""
+        while self._open:
+            self._open.pop().close(in_order=True)
         self._links.clear()
         self._further.clear()
 

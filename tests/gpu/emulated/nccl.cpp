@@ -2,9 +2,14 @@
 //
 // A call is only begun, in the order of its stream: it ends when all ranks are in it.  Ranks that are not in the same
 // call, or with other sizes, get an asynchronous error, of which stderr names both calls; so does one that waits for
-// more than a minute, and one that runs beside the call before it, for nothing orders their streams.
+// more than a minute, and one that runs beside the call before it, for nothing orders their streams.  A call with an
+// error never ends, until it is aborted, and then leaves its values as they are.
+//
+// A call that is begun while EMULATED_NCCL_FAILS is set gets an asynchronous error; with EMULATED_NCCL_KILLS it kills its
+// process.
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -17,7 +22,7 @@
 #include <unistd.h>
 #include <vector>
 
-enum { WAITS = -1, SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
+enum { WAITS = -1, SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6 };
 enum { SUM, PRODUCT, MAX, MIN, AVERAGE };
 struct Id { char text[128]; };
 struct Communicator {
@@ -69,17 +74,21 @@ static int read(Communicator* own, const std::string& path, const std::string& c
 // The steps of a group, one after another, as one work of a stream.
 static int begin(Communicator* own, void* stream, std::vector<Step> steps) {
     long number = own->begun++;
+    bool fails = getenv("EMULATED_NCCL_FAILS"), kills = getenv("EMULATED_NCCL_KILLS");
     size_t at = 0;
     bool has_begun = false;
     own->last = emulated_begin(stream, [=]() mutable {
         if (!has_begun) own->since = std::chrono::steady_clock::now(), has_begun = true;
         if (number != own->ended && !own->error)
             own->error = failed(INVALID_USAGE, "rank " + std::to_string(own->rank) + " has two calls at a time");
+        if (kills) raise(SIGKILL);
+        if (fails && !own->error) own->error = REMOTE_ERROR;
         while (at < steps.size() && !own->error && !own->is_aborted) {
             int error = steps[at]();
             if (error == WAITS) return false;
             own->error = error, at++;
         }
+        if (own->error && !own->is_aborted) return false;
         own->ended++;
         return true;
     });

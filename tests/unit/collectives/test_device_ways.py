@@ -131,6 +131,25 @@ def test_the_devices_collectives_end_when_they_are_closed():
         assert run_ranks(2, step) == [(True, [])] * 2
 
 
+def test_those_of_groups_end_with_the_world_before_its_own():
+    closed = {0: [], 1: [], 2: []}
+
+    def step():
+        whole, array = world_communicator(), on_device(numpy.ones(3))
+        Engine(whole)([array])
+        groups = [GroupCommunicator(whole, range(3)), GroupCommunicator(whole, [whole.rank])]
+        for group in groups:
+            group.all_reduce_here(array)
+        for place, ranks in enumerate([whole, *groups]):
+            for link in ranks.devices.links():
+                link.close = lambda in_order, place=place: closed[whole.rank].append((place, in_order))
+        whole.devices.close()
+
+    with pretended_device(""):
+        run_ranks(3, step)
+    assert closed == dict.fromkeys(range(3), [(1, True), (0, True)])  # a group of one rank has none
+
+
 @pytest.mark.parametrize("algorithm", ["nccl", "staged"])
 def test_arrays_of_the_host_take_the_hosts_ways_whatever_is_asked_for_those_of_devices(algorithm):
     def step():

@@ -31,12 +31,16 @@ def cupy(monkeypatch):
     library = ModuleType("cupy")
     library.ndarray = type("ndarray", (), {})
     library.cuda = SimpleNamespace(
-        Event=Event, get_current_stream=lambda: library.current, runtime=SimpleNamespace(getDevice=lambda: 0)
+        Event=Event,
+        get_current_stream=lambda: getattr(library, "current", None),
+        runtime=SimpleNamespace(getDevice=lambda: 0),
     )
     monkeypatch.setitem(sys.modules, "cupy", library)
-    monkeypatch.delitem(sys.modules, "mpidist.device.cuda", raising=False)
+    for name in ("cuda", "pinned"):
+        monkeypatch.delitem(sys.modules, f"mpidist.device.{name}", raising=False)
     yield library
-    sys.modules.pop("mpidist.device.cuda", None)
+    for name in ("cuda", "pinned"):
+        sys.modules.pop(f"mpidist.device.{name}", None)
 
 
 def _array(device=0):

@@ -136,13 +136,15 @@ def kernels(monkeypatch, tmp_path):
         runtime=SimpleNamespace(getDevice=lambda: 0, eventQuery=lambda event: found.event_states.pop(0)),
         Device=nullcontext,
         alloc_pinned_memory=bytearray,
-        Event=lambda disable_timing: SimpleNamespace(ptr=0, record=lambda: None),
+        Event=lambda disable_timing: SimpleNamespace(ptr=0, record=lambda stream: None),
     )
     monkeypatch.setitem(sys.modules, "cupy", library)
-    monkeypatch.delitem(sys.modules, "mpidist.device.cuda", raising=False)
+    for name in ("cuda", "pinned"):
+        monkeypatch.delitem(sys.modules, f"mpidist.device.{name}", raising=False)
     found.memory = importlib.import_module("mpidist.device.cuda").CudaMemory()
     yield found
-    sys.modules.pop("mpidist.device.cuda", None)
+    for name in ("cuda", "pinned"):
+        sys.modules.pop(f"mpidist.device.{name}", None)
 
 
 RULES = {
@@ -321,7 +323,7 @@ def test_pinned_memory_is_kept_while_an_answer_is_under_way(kernels):
     flags = []
     for state in ([], [600], [0, 600]):
         kernels.event_states += state
-        flags.append(weakref.ref(joint.run(SGD(1.0), [parameter], [Step((1.0,))], limits)._flag))
+        flags.append(weakref.ref(joint.run(SGD(1.0), [parameter], [Step((1.0,))], limits)._flags))
     assert [each() is None for each in flags] == [True, False, False]
 
 

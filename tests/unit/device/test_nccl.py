@@ -1,16 +1,22 @@
 """NCCL's start between ranks, with a pretended CuPy: what fails on one rank, and the warnings that NCCL writes."""
 
 import os
+import re
 import sys
+import tempfile
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy
 import pytest
 
+from mpidist import arrays
 from mpidist.collectives.persistent import Once
 from mpidist.device import nccl
+from mpidist.device.answers import Answer
+from mpidist.device.waiting import broken_links, open_links
 from mpidist.errors import MpidistError, RankFailedError, TransportError, TransportTimeoutError
 from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
@@ -30,7 +36,7 @@ def pretended(monkeypatch):
     cupy = ModuleType("cupy")
     cupy.ndarray = type("ndarray", (), {})
     cupy.cuda = ModuleType("cupy.cuda")
-    cupy.cuda.nccl, cupy.cuda.Device = library, lambda index: library.devices.append(index) or nullcontext()
+    cupy.cuda.nccl, cupy.cuda.Device = library, lambda index=None: library.devices.append(index) or nullcontext()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
     return library
@@ -86,8 +92,9 @@ def test_ranks_that_wait_within_nccl_learn_of_the_one_that_cannot_start(pretende
         assert "NCCL could not start: rank 1: out of memory" in str(told)
 
 
-def test_new_warnings_are_quoted_and_nothing_is_left_behind(pretended):
+def test_new_warnings_are_quoted_and_kept(pretended, monkeypatch, tmp_path):
     names = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def start(size, key, rank):
         names.append(os.environ["NCCL_DEBUG_FILE"])
@@ -97,10 +104,29 @@ def test_new_warnings_are_quoted_and_nothing_is_left_behind(pretended):
 
     pretended.NcclCommunicator = start
     (told,) = run_ranks(1, connected)
-    assert "invalid usage (Duplicate GPU detected : rank 1 and rank 0); start as many ranks as" in str(told)
+    assert "invalid usage (Duplicate GPU detected : rank 1 and rank 0; all that" in str(told)
     assert not os.path.exists(names[0])
+    (kept,) = tmp_path.iterdir()
+    assert f"all that NCCL has said: {kept}" in str(told)
+    assert "[0] init.cc:1 (f) NCCL WARN Duplicate GPU detected : rank 1 and rank 0" in kept.read_text()
     assert not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & set(os.environ)
     assert nccl._told(RuntimeError("another")) == "another"
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_nothing_is_left_behind_without_an_error(pretended, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run_ranks(1, connected) == ["NCCL 2.32.3"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page_and_the_errors_know_the_same_cures():
+    page = (Path(__file__).parents[3] / "docs" / "gpu.md").read_text().partition("## NCCL's errors")[2]
+    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
+    messages = [message for row in rows for message in re.findall("`([^`]+)`", row)]
+    unknown = [message for message in messages if not any(sign in message for sign, _ in nccl._CURES)]
+    assert messages and not unknown
+    assert not [sign for sign, _ in nccl._CURES if not any(sign in message for message in messages)]
 
 
 @pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_DEBUG_FILE"])
@@ -169,7 +195,7 @@ def calls(pretended, monkeypatch):
     def told(begin, fails=""):
         log = []
         pretended.groupStart, pretended.groupEnd = lambda: log.append("start"), lambda: log.append("end")
-        sys.modules["cupy"].cuda.get_current_stream = lambda: SimpleNamespace(ptr=7)
+        sys.modules["cupy"].cuda.get_current_stream = lambda: SimpleNamespace(ptr=7, done=True)
 
         def on_rank():
             communicator = world_communicator()
@@ -231,3 +257,101 @@ def test_a_call_that_fails_ends_its_group_and_the_communicator(calls):
             link.gather(Flat(1000, 6, "i2"), [0, 5, 5, 6], watch)
 
     assert calls(begin, "broadcast") == ["start", ("broadcast", 1000, 1000, 10, "UINT8", 0, 7), "end"]
+
+
+@pytest.fixture
+def links(pretended, monkeypatch):
+    """Make ``links(log, fails)``: NCCL of this rank, whose communicator writes a log; the calls in it may fail."""
+    monkeypatch.setattr(nccl, "_GRACE_SECONDS", 0.1)
+    return lambda log, fails="": nccl.Nccl(Recorder(log, fails), world_communicator().transport, 23203)
+
+
+NEVER = Answer(lambda: False, numpy.zeros(1))
+
+
+def test_a_wait_for_an_answer_meets_what_nccl_has_met_meanwhile(links):
+    log = []
+
+    def on_rank():
+        links(log, "check_async_error")
+        with pytest.raises(TransportError, match=r"rank 0 of 1: what was begun by NCCL .* failed: unhandled"):
+            NEVER()
+        assert not open_links
+
+    run_ranks(1, on_rank)
+    assert log == [("check_async_error",), ("abort",)]
+
+
+def test_a_wait_for_an_answer_meets_the_end_of_another_rank_which_is_told_in_place_of_what_nccl_says(links):
+    logs, has_begun = ([], []), threading.Event()
+
+    def on_rank():
+        communicator = world_communicator()
+        link = links(logs[communicator.rank], "" if communicator.rank else "check_async_error")
+        communicator.barrier("begin")
+        if communicator.rank == 1:
+            has_begun.wait()
+            communicator.control.fail("ValueError: its own")  # as by an exception that nobody catches
+        else:
+            has_begun.set()
+            with pytest.raises(RankFailedError, match=r"rank 1 .* failed while .*ValueError: its own"):
+                link.look()
+            with pytest.raises(RankFailedError, match="rank 1 .* failed"):
+                communicator.barrier("next")
+
+    run_ranks(2, on_rank)
+    assert logs == ([("check_async_error",), ("abort",)], [("abort",)])
+    assert not open_links
+
+
+def test_the_end_in_order_waits_for_what_was_begun_with_an_eye_on_the_others(links, monkeypatch):
+    log, states = [], [False, True]
+    monkeypatch.setattr(nccl, "recorded", lambda: lambda: log.append("asked") or states.pop(0))
+
+    def on_rank():
+        link = links(log)
+        link._last = nullcontext(), nullcontext()
+        link.close(in_order=True)
+        link.close(in_order=True)
+
+    run_ranks(1, on_rank)
+    assert log == ["asked", "asked", ("destroy",)]
+
+
+def test_a_program_that_waits_for_the_gpu_by_itself_is_ended(links, monkeypatch, capsys):
+    ended = threading.Event()
+    monkeypatch.setattr(nccl, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(nccl, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(os, "_exit", lambda status: ended.set())
+
+    def on_rank():
+        link = links([], "check_async_error")
+        assert ended.wait(60)
+        link.close(in_order=False)
+
+    run_ranks(1, on_rank)
+    assert "rank 0 of 1: what was begun by NCCL 2.32.3 failed: unhandled cuda error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_nothing_is_read_behind_work_that_was_broken_off(links, is_done):
+    log, array = [], sys.modules["cupy"].ndarray()
+    sys.modules["cupy"].asnumpy = lambda given: "its values"
+
+    def on_rank():
+        link = links(log)
+        link._last = nullcontext(), SimpleNamespace(done=is_done)
+        world_communicator().control.fail("ValueError: its own")
+        if is_done:
+            assert arrays.as_host(array) == "its values"
+        else:
+            with pytest.raises(TransportError, match=r"NCCL 2\.32\.3 was broken off .* last checkpoint"):
+                arrays.as_host(array)
+            with pytest.raises(TransportError, match="broken off"):
+                Answer(lambda: True, numpy.zeros(1))()
+
+    try:
+        run_ranks(1, on_rank)
+    finally:
+        broken_links.clear()
+    assert log == [("abort",)]
