@@ -6,6 +6,7 @@ There is no GPU here.  Variables and gradients lie in host memory; what is reduc
 from __future__ import annotations
 
 import importlib.util
+import sys
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -20,7 +21,7 @@ import keras
 
 import mpidist
 import mpidist.keras
-from mpidist.errors import CollectiveMismatchError
+from mpidist.errors import CollectiveMismatchError, MissingDependencyError
 from mpidist.frameworks.keras import backends, distribution
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.testing.device import DeviceArray, pretended_device
@@ -71,7 +72,7 @@ class Device:
 
         monkeypatch.setattr(ModelReplica, "reduce", watched)
         monkeypatch.setattr(cuda, "has", lambda tensor: True)
-        monkeypatch.setattr(cuda, "require_cupy", lambda: None)
+        monkeypatch.setattr(cuda, "require_cupy", lambda instead: None)
         monkeypatch.setattr(cuda, "array_of", self.array_of)
         if BACKEND == "torch":
             monkeypatch.setattr(cuda, "in_order_of", self.in_order_of)
@@ -260,7 +261,7 @@ HOST, FIRST, SECOND, OTHER = Place("cpu", None), Place("gpu", 0), Place("gpu", 1
 
 @pytest.fixture
 def are_on_gpu(monkeypatch):
-    monkeypatch.setattr(cuda, "require_cupy", lambda: None)
+    monkeypatch.setattr(cuda, "require_cupy", lambda instead: None)
     seam = backends.seam()
     if BACKEND == "jax":
         monkeypatch.setattr(jax, "Array", Tensor)
@@ -271,6 +272,15 @@ def test_tensors_lie_in_host_memory_or_on_the_gpu_of_the_rank(are_on_gpu):
     assert not are_on_gpu(replica_on(1), [])
     assert not are_on_gpu(replica_on(1), [Tensor(HOST), Tensor(HOST)])
     assert are_on_gpu(replica_on(1), [Tensor(SECOND), Tensor(SECOND)])
+
+
+def test_a_gpu_without_cupy_says_what_to_install_and_what_goes_without(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpidist.device.foreign", None)
+    if BACKEND == "jax":
+        monkeypatch.setattr(jax, "Array", Tensor)
+    advice = "KERAS_TORCH_DEVICE=cpu" if BACKEND == "torch" else "JAX_PLATFORMS=cpu"
+    with pytest.raises(MissingDependencyError, match=f"pip install cupy-cuda.*{advice}"):
+        backends.seam()._are_on_gpu(replica_on(1), [Tensor(SECOND)])
 
 
 @pytest.mark.parametrize("places", [(FIRST,), (FIRST, SECOND), (HOST, SECOND), (SECOND, HOST), (OTHER,)])
@@ -316,7 +326,7 @@ def test_keras_takes_a_gpu_unless_it_was_told_where_to_work(monkeypatch):
         for before, after in [("cpu", "cpu"), ("cuda:0", "cuda:0"), ("cuda", "cuda:1")]:
             monkeypatch.setattr(core, "DEFAULT_DEVICE", before)
             use_gpu(1)
-            assert core.DEFAULT_DEVICE == after
+            assert core.DEFAULT_DEVICE == core.get_device() == after
         assert told == [1]
         return
     monkeypatch.setattr(jax, "local_devices", lambda: [FIRST, SECOND])

@@ -33,6 +33,8 @@ from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.options import ReduceOp
 
+_WITHOUT_GPU = "set the environment variable JAX_PLATFORMS=cpu"
+
 
 def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) -> list[Any]:
     """Return the sums of gradients over the replicas, outside of compiled code.  Collective.
@@ -79,14 +81,14 @@ def _are_on_gpu(replica: ModelReplica, arrays: Sequence[Any]) -> bool:
     if all(is_on_gpu) and len(devices) == 1:
         ((device,), gpu) = devices, gpu_of_name(replica.strategy.extended.device_name)
         if device.platform == "cpu" or gpu in (None, device.local_hardware_id):
-            cuda.require_cupy()
+            cuda.require_cupy(_WITHOUT_GPU)
             return True
     places = ", ".join(sorted(map(str, devices)))
     raise NotImplementedError(
         f"{replica.name}: variables or gradients of a distributed Keras model lie on {places}; gradients are reduced "
         f"in host memory, or on one GPU, that of the rank ({replica.strategy.extended.device_name}). Make the model in "
         "strategy.scope(), where JAX takes the rank's GPU, and without jax.default_device and keras.distribution; or "
-        "set the environment variable JAX_PLATFORMS=cpu"
+        f"{_WITHOUT_GPU}"
     )
 
 

@@ -33,6 +33,8 @@ from mpidist.frameworks.torch import cuda
 from mpidist.frameworks.torch.tensors import array_of, is_on_host
 from mpidist.options import ReduceOp
 
+_WITHOUT_GPU = "set the environment variable KERAS_TORCH_DEVICE=cpu before Keras is imported"
+
 
 def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) -> list[Any]:
     """Return gradients over the global batch: sums weighted by rows in a step of a model, plain sums outside.
@@ -93,7 +95,7 @@ def _are_on_gpu(replica: ModelReplica, tensors: Sequence[Any]) -> bool:
     if all(map(cuda.has, tensors)) and len({tensor.device for tensor in tensors}) == 1:
         gpu, own = gpu_of_name(replica.strategy.extended.device_name), tensors[0].get_device()
         if gpu in (None, own) or own < 0:
-            cuda.require_cupy()
+            cuda.require_cupy(_WITHOUT_GPU)
             return True
     elif not any(map(cuda.has, tensors)) and all(map(is_on_host, tensors)):
         return False
@@ -101,8 +103,8 @@ def _are_on_gpu(replica: ModelReplica, tensors: Sequence[Any]) -> bool:
     raise NotImplementedError(
         f"{replica.name}: variables or gradients of a distributed Keras model lie on {places}; gradients are "
         f"reduced in host memory, or on one GPU, that of the rank ({replica.strategy.extended.device_name}). Make the "
-        "model in strategy.scope(), where Keras takes the rank's GPU, and without keras.device; or set the environment "
-        "variable KERAS_TORCH_DEVICE=cpu before Keras is imported"
+        "model in strategy.scope(), where Keras takes the rank's GPU, and without keras.device; or "
+        f"{_WITHOUT_GPU}"
     )
 
 
@@ -177,7 +179,8 @@ def make_function(model: Any, replica: ModelReplica, name: str, force: bool = Fa
     NotImplementedError: it would be compiled, or its variables lie where nothing is reduced.
     """
     _refuse_compiled(model)
-    _are_on_gpu(replica, [each.value for each in model.variables])
+    if name == "make_train_function":
+        _are_on_gpu(replica, [each.value for each in model.variables])
     replica.steps, replica.halves = _WatchedState(model), half_variables(model)
     return getattr(stock(model), name)(force)
 
