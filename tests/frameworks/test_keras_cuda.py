@@ -140,6 +140,21 @@ def test_one_batch_and_a_file(device, tmp_path):
     assert_same(again, many)
 
 
+@pytest.mark.parametrize("make", [
+    mpidist.CentralStorageStrategy,
+    lambda: mpidist.MirroredStrategy(cross_device_ops=mpidist.ReductionToOneDevice()),
+])  # fmt: skip
+def test_strategies_that_reduce_in_a_way_of_their_own(device, make):
+    def train(model):
+        return model.fit(X, Y, batch_size=16, shuffle=False, verbose=0)
+
+    (one, expected), (many, found) = pair(sequential, compiled(optimizer=sgd), strategy=make())(train)
+    assert_histories(expected, found)
+    assert_same(one, many)
+    if ranks() > 1:
+        assert device.arrays and set(device.sizes_on_host) == {1}
+
+
 @pytest.mark.parametrize("batch_size", [12, 1])
 def test_what_layers_change_is_reduced_there_too(device, batch_size):
     def train(model):

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy
 
 # Private: how `fit` of Keras, and a validation, go through their data
@@ -441,7 +442,7 @@ class EpochIterator(JAXEpochIterator):
     """Has each batch when it is its turn: on a GPU Keras asks for one more, and that counted as the one under way."""
 
     def _get_iterator(self) -> Any:
-        if isinstance(self.data_adapter, InputAdapter):
+        if isinstance(self.data_adapter, InputAdapter) and keras.distribution.distribution() is None:
             return self.data_adapter.get_jax_iterator()
         return super()._get_iterator()
 
