@@ -72,7 +72,7 @@ class Device:
 
         monkeypatch.setattr(ModelReplica, "reduce", watched)
         monkeypatch.setattr(cuda, "has", lambda tensor: True)
-        monkeypatch.setattr(cuda, "require_cupy", lambda instead: None)
+        monkeypatch.setattr(cuda, "require_cupy", lambda *instead: None)
         monkeypatch.setattr(cuda, "array_of", self.array_of)
         if BACKEND == "torch":
             monkeypatch.setattr(cuda, "in_order_of", self.in_order_of)
@@ -276,7 +276,7 @@ HOST, FIRST, SECOND, OTHER = Place("cpu", None), Place("gpu", 0), Place("gpu", 1
 
 @pytest.fixture
 def are_on_gpu(monkeypatch):
-    monkeypatch.setattr(cuda, "require_cupy", lambda instead: None)
+    monkeypatch.setattr(cuda, "require_cupy", lambda *instead: None)
     seam = backends.seam()
     if BACKEND == "jax":
         monkeypatch.setattr(jax, "Array", Tensor)
