@@ -17,6 +17,7 @@ from importlib.abc import Loader, MetaPathFinder
 from typing import Any
 
 from mpidist import context
+from mpidist.cluster.devices import gpu_of_name
 from mpidist.strategies.distribution import ADAPTERS
 
 _KERAS = "keras"
@@ -56,6 +57,7 @@ class _KerasHook(MetaPathFinder):
                 self._begin(sys.modules.get(_KERAS))
         outer, self._made.objects = self._made.objects, []
         try:
+            self._use_gpu(sys.modules.get(_KERAS))
             yield
             made = self._made.objects
         finally:
@@ -82,6 +84,14 @@ class _KerasHook(MetaPathFinder):
         with self._lock:
             if self._scopes:
                 self._begin(module)
+        self._use_gpu(module)
+
+    def _use_gpu(self, module: Any) -> None:
+        """Have Keras, if it is there, work on this rank's GPU: layers are made before the model that has them."""
+        strategy = context.get_strategy()
+        if hasattr(module, "Model") and not strategy.extended.is_alone and self._made.objects is not None:
+            if gpu_of_name(strategy.extended.device_name) is not None:
+                _adapter().use_gpu(strategy)
 
     def _begin(self, module: Any) -> None:
         model = getattr(module, "Model", None)

@@ -22,14 +22,16 @@ def has(placement: Any) -> bool:
     return len(placement.device_set) == 1 and next(iter(placement.device_set)).platform == "gpu"
 
 
-def require_cupy() -> None:
-    """Raise MissingDependencyError unless CuPy, by which arrays on a device are reduced, can be imported."""
+def require_cupy(instead: str = "reduce jax.device_get(tree), and jax.device_put the result") -> None:
+    """Raise MissingDependencyError unless CuPy, by which arrays on a device are reduced, can be imported.
+
+    `instead` is what goes without it.
+    """
     try:
         import mpidist.device.foreign  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            f"arrays of JAX on a GPU are reduced by way of CuPy: {GET_CUPY} ({error}). Or reduce "
-            "jax.device_get(tree), and jax.device_put the result"
+            f"arrays of JAX on a GPU are reduced by way of CuPy: {GET_CUPY} ({error}). Or {instead}"
         ) from error
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import keras
 
+from mpidist.cluster.devices import gpu_of_name
 from mpidist.collectives.mismatch import fact
-from mpidist.frameworks.keras.backends import require_backend
+from mpidist.frameworks.keras.backends import SEAMS, require_backend, seam
 from mpidist.frameworks.keras.classes import replica_of
 from mpidist.frameworks.keras.model import begin, distribute_model
 from mpidist.frameworks.keras.optimizer import distribute_optimizer
@@ -49,11 +50,19 @@ def distribute(strategy: Any, objects: Sequence[Any]) -> list[Any]:
     require_strategy(strategy)
     require_backend()
     if strategy.extended.spans_ranks or isinstance(strategy.extended, ServedExtended):
+        use_gpu(strategy)
         for obj in objects:
             _distribute(obj, strategy)
         models = [obj for obj in objects if isinstance(obj, keras.Model)]
         begin_served(models) if isinstance(strategy.extended, ServedExtended) else begin(models)
     return list(objects)
+
+
+def use_gpu(strategy: Any) -> None:
+    """Have Keras work on this rank's GPU from now on, if it has one and Keras works on GPUs.  Local."""
+    gpu = gpu_of_name(strategy.extended.device_name)
+    if gpu is not None and keras.backend.backend() in SEAMS:
+        seam().use_gpu(gpu)
 
 
 def attach(strategy: Any, obj: Any) -> None:

@@ -25,7 +25,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from mpidist.arrays import as_host
-from mpidist.frameworks.keras import facts
+from mpidist.frameworks.keras import backends, facts
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.input.dataset import Dataset
@@ -39,6 +39,10 @@ class InputAdapter(DataAdapter):
     """An input of Keras that is not Keras' own: what `_iterate` yields, with every backend."""
 
     batch_size = has_partial_batch = partial_batch_size = None
+
+    def __init__(self) -> None:
+        if keras.backend.backend() == "jax":
+            backends.seam().take_in_turn()
 
     def _iterate(self, iterator_name: str) -> Iterator[Any]:
         """Yield the batches of an epoch as the iterator of this name gives them."""
@@ -71,6 +75,7 @@ class PartAdapter(InputAdapter):
     """
 
     def __init__(self, replica: ModelReplica, adapter: DataAdapter) -> None:
+        super().__init__()
         self._replica, self._adapter = replica, adapter
         self.handed_out: list[BatchShare] = []
 
@@ -181,6 +186,7 @@ class DatasetInput(InputAdapter):
             raise TypeError(f"expected a mpidist.data.Dataset, got a {type(dataset).__name__}")
         if not dataset.is_batched:
             raise ValueError(f"{dataset!r} has no batches; call batch(n), n rows over all replicas, first")
+        super().__init__()
         self._dataset = dataset
         self._epoch: int | None = None  # of a pass that gave one batch so far
 

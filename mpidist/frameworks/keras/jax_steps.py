@@ -13,21 +13,28 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy
 
-# Private: a validation goes through its data as `fit` of Keras does
+# Private: how `fit` of Keras, and a validation, go through their data
+from keras.src.backend.jax import trainer as jax_trainer
 from keras.src.backend.jax.trainer import JAXEpochIterator
 
+from mpidist.cluster.devices import gpu_of_name
+from mpidist.frameworks.jax import cuda
+from mpidist.frameworks.jax.reduction import reduce_tree
 from mpidist.frameworks.keras import checks, metrics
 from mpidist.frameworks.keras.classes import stock
 from mpidist.frameworks.keras.current_step import in_optimizer
 from mpidist.frameworks.keras.float_range import half_variables, overflown
-from mpidist.frameworks.keras.inputs import given_rows
+from mpidist.frameworks.keras.inputs import InputAdapter, given_rows
 from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables, only_added_to, settled
 from mpidist.frameworks.keras.random_numbers import is_seed, own_seed
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.options import ReduceOp
+
+_WITHOUT_GPU = "set the environment variable JAX_PLATFORMS=cpu"
 
 
 def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) -> list[Any]:
@@ -41,12 +48,58 @@ def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) 
             f"{replica.name}: gradients are applied inside jax.jit, where they cannot be reduced over the replicas. "
             "Compile the function that computes gradients, and call optimizer.stateless_apply outside of it"
         )
-    arrays = [numpy.asarray(gradient) for gradient in present]
-    places = replica.places([gradient is not None for gradient in gradients]) if arrays else []
-    totals = replica.reduce(ReduceOp.SUM, [*arrays, *places])
-    replica.require_same_places(totals[len(arrays) :], replica.count)
-    results = iter(totals)
+    places = replica.places([gradient is not None for gradient in gradients]) if present else []
+    sums, totals = _over_replicas(replica, present, places)
+    replica.require_same_places(totals, replica.count)
+    results = iter(sums)
     return [None if gradient is None else jnp.asarray(next(results)) for gradient in gradients]
+
+
+def _over_replicas(
+    replica: ModelReplica, arrays: Sequence[Any], notes: Sequence[numpy.ndarray] = ()
+) -> tuple[list[Any], list[numpy.ndarray]]:
+    """Return the sums of arrays, and of notes, small arrays of the host, over the replicas.  Collective.
+
+    The notes go with arrays of the host, and before those on a GPU.
+    """
+    if not _are_on_gpu(replica, arrays):
+        totals = replica.reduce(ReduceOp.SUM, [*map(numpy.asarray, arrays), *notes])
+        return totals[: len(arrays)], totals[len(arrays) :]
+    of_notes = replica.reduce(ReduceOp.SUM, [*notes]) if notes else []
+    return reduce_tree(list(arrays), "sum"), of_notes
+
+
+def _are_on_gpu(replica: ModelReplica, arrays: Sequence[Any]) -> bool:
+    """Return whether arrays lie on this rank's GPU, and not in host memory.
+
+    NotImplementedError, or MissingDependencyError without CuPy: they lie elsewhere.
+    """
+    placements = {each.sharding for each in arrays if isinstance(each, jax.Array)}
+    devices = {device for placement in placements for device in placement.device_set}
+    is_on_gpu = [cuda.has(placement) for placement in placements]
+    if not any(is_on_gpu) and all(device.platform == "cpu" for device in devices):
+        return False
+    if all(is_on_gpu) and len(devices) == 1:
+        ((device,), gpu) = devices, gpu_of_name(replica.strategy.extended.device_name)
+        if device.platform == "cpu" or gpu in (None, device.local_hardware_id):
+            cuda.require_cupy(_WITHOUT_GPU)
+            return True
+    places = ", ".join(sorted(map(str, devices)))
+    raise NotImplementedError(
+        f"{replica.name}: variables or gradients of a distributed Keras model lie on {places}; gradients are reduced "
+        f"in host memory, or on one GPU, that of the rank ({replica.strategy.extended.device_name}). Make the model in "
+        "strategy.scope(), where JAX takes the rank's GPU, and without jax.default_device and keras.distribution; or "
+        f"{_WITHOUT_GPU}"
+    )
+
+
+def use_gpu(number: int) -> None:
+    """Have JAX make arrays on a GPU, by its number, where it would on any.  Local."""
+    if jax.default_backend() != "gpu" or jax.config.jax_default_device is not None:
+        return
+    for device in jax.local_devices():
+        if device.local_hardware_id == number:
+            jax.config.update("jax_default_device", device)
 
 
 class _Pending:
@@ -144,7 +197,7 @@ class _Step:
         """Return the values after a step, those that it has changed of all replicas."""
         after = list(after)
         for (place, rule), total in totals.items():
-            after[place] = jnp.asarray(settled(rule, numpy.asarray(before[place]), total), after[place].dtype)
+            after[place] = jnp.asarray(settled(rule, before[place], total), after[place].dtype)
         return after
 
 
@@ -174,8 +227,7 @@ class _Forward(_Step):
         with self._replica.step(share):
             outputs, after, changed, odd = self._step(state, data, share.weight, share.rows / share.given_rows)
             metrics.require_sums(odd)
-            arrays = [numpy.asarray(each) for each in changed.values()]
-            sums = self._replica.reduce(ReduceOp.SUM, arrays) if arrays else []
+            sums, _ = _over_replicas(self._replica, list(changed.values())) if changed else ([], [])
             totals = dict(zip(changed, sums, strict=True))
         if self._name == "test_step":
             return outputs, (after[0], self._settled(state[1], after[1], totals), after[2])
@@ -218,15 +270,14 @@ class _Halves(_Step):
             )
             metrics.require_sums(odd)
             present = [each for each in gradients if each is not None]
-            arrays = [numpy.asarray(each) for each in (*present, *changed.values())]
+            arrays = [*present, *changed.values()]
             dtype = arrays[0].dtype if arrays else "float32"  # of none, where all weights are frozen
             votes, places = (
                 numpy.array([replica.is_vote], dtype),
                 replica.places([each is not None for each in gradients]),
             )
-            totals = replica.reduce(ReduceOp.SUM, [*arrays, votes, *places])
-            results, votes = totals[: len(arrays)], totals[len(arrays)]
-            replica.require_same_places(totals[len(arrays) + 1 :], replica.count)
+            results, (votes, *totals) = _over_replicas(replica, arrays, [votes, *places])
+            replica.require_same_places(totals, replica.count)
             replica.is_stopped = replica.is_stopped or bool(votes[0])
             sums = iter(results)  # of gradients, and then of changes
             gradients = [None if each is None else next(sums) for each in gradients]
@@ -274,7 +325,6 @@ def gradients_of_step(model: Any, replica: Any, data: Any) -> tuple[dict[str, An
     Layers and metrics keep what the step makes of them.
     """
     if replica.steps is None:
-        _require_host()
         replica.steps = _compiled(model, partial(_gradients, model, replica))
     others, metrics_variables = model.non_trainable_variables, model.metrics_variables
     groups = model.trainable_variables, others, model.optimizer.variables, metrics_variables
@@ -308,14 +358,14 @@ def _weighted(value: Any, weight: Any) -> Any:
 def make_function(model: Any, replica: ModelReplica, name: str, force: bool = False) -> None:
     """Make what `fit`, `evaluate` or `predict` calls for each batch, by a method's name.  Local.
 
-    NotImplementedError, for `fit`: JAX computes on another device.
+    NotImplementedError, for `fit`: variables lie where nothing is reduced.
     """
     _, kind, function = name.split("_")
     if getattr(model, f"{kind}_{function}") is not None and not force:
         return
     steps = replica.steps = replica.steps or {}
     if kind == "train":
-        _require_host()
+        _are_on_gpu(replica, [each.value for each in model.variables])
         steps["train_step"], replica.halves = _Halves(model, replica), half_variables(model)
     else:
         steps[f"{kind}_step"] = _Forward(model, replica, f"{kind}_step")
@@ -324,15 +374,6 @@ def make_function(model: Any, replica: ModelReplica, name: str, force: bool = Fa
         getattr(stock(model), name)(force)
     finally:
         model.jit_compile = is_compiled
-
-
-def _require_host() -> None:
-    """Raise NotImplementedError where gradients would have to be copied from a device in each step."""
-    if jax.default_backend() != "cpu":
-        raise NotImplementedError(
-            f"a distributed Keras model on JAX trains on the CPU, and JAX computes on {jax.default_backend()}. Set the "
-            "environment variable JAX_PLATFORMS=cpu, or reduce gradients yourself with mpidist.jax"
-        )
 
 
 def step(model: Any, replica: ModelReplica, name: str, state: Any, data: Any) -> Any:
@@ -397,4 +438,15 @@ def share_buffers(replica: ModelReplica, model: Any) -> None:
     """Do nothing, as there are none.  Local."""
 
 
-EpochIterator = JAXEpochIterator
+class EpochIterator(JAXEpochIterator):
+    """Has each batch when it is its turn: on a GPU Keras asks for one more, and that counted as the one under way."""
+
+    def _get_iterator(self) -> Any:
+        if isinstance(self.data_adapter, InputAdapter) and keras.distribution.distribution() is None:
+            return self.data_adapter.get_jax_iterator()
+        return super()._get_iterator()
+
+
+def take_in_turn() -> None:
+    """Have Keras take batches of mpidist in their turn; others as ever.  Local."""
+    jax_trainer.JAXEpochIterator = EpochIterator

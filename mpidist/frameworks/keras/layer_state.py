@@ -45,9 +45,9 @@ class LayerVariable(NamedTuple):
     def given(self, xp: Any, old: Any, new: Any, weight: Any, number: int) -> Any:
         """Return the array of this replica, of which the sum over replicas is taken.  Local.
 
-        `xp`: that of the arrays: numpy or jax.numpy.  `old`, `new`: before and after the step.  `weight`: the replica's
-        part of the rows.  `number`: of the replica.  NotImplementedError: it is not known what becomes of the values of
-        several replicas.
+        `xp`: that of the arrays: numpy, jax.numpy or torch.  `old`, `new`: before and after the step.  `weight`: the
+        replica's part of the rows.  `number`: of the replica.  NotImplementedError: it is not known what becomes of the
+        values of several replicas.
         """
         if self.rule == _UNKNOWN:
             has = f"aggregation={self.variable.aggregation!r} and dtype {self.variable.dtype}"
@@ -62,7 +62,10 @@ class LayerVariable(NamedTuple):
         if self.rule == _FIRST:
             return new if number == 0 else xp.zeros_like(new)
         value = new - old if self.rule == _SUM else new * weight
-        return xp.where(weight == 0, xp.zeros_like(value), value)  # a replica without rows computes with one of another
+        # a replica without rows computes with one of another
+        if isinstance(weight, (int, float)):
+            return value if weight else xp.zeros_like(value)
+        return xp.where(weight == 0, xp.zeros_like(value), value)
 
 
 def settled(rule: str, old: Any, total: Any) -> Any:

@@ -12,12 +12,14 @@ import keras
 import numpy
 import torch
 
-# Private: what layers draw by
+# Private: where Keras makes tensors, and what layers draw by
+from keras.src.backend.torch import core as torch_core
 from keras.src.backend.torch import random as torch_random
 
 # Private: a validation goes through its data as `fit` of Keras does
 from keras.src.backend.torch.trainer import TorchEpochIterator
 
+from mpidist.cluster.devices import gpu_of_name
 from mpidist.frameworks.keras import checks, metrics
 from mpidist.frameworks.keras.classes import stock
 from mpidist.frameworks.keras.float_range import half_variables
@@ -27,7 +29,11 @@ from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.frameworks.keras.variables import synchronize
+from mpidist.frameworks.torch import cuda
+from mpidist.frameworks.torch.tensors import array_of, is_on_host
 from mpidist.options import ReduceOp
+
+_WITHOUT_GPU = "set the environment variable KERAS_TORCH_DEVICE=cpu before Keras is imported"
 
 
 def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) -> list[Any]:
@@ -44,42 +50,77 @@ def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) 
         return list(gradients)  # Keras says so
     is_plain = not changed and not is_weighted
     op = ReduceOp.MEAN if share is not None and share.is_even and is_plain else ReduceOp.SUM
-    arrays = [_on_host(tensor) for tensor in present]
+    own = [_wide(tensor) for tensor in present]
     if share is not None and not share.own_rows:
-        arrays = [numpy.zeros_like(array) for array in arrays]
+        own = [torch.zeros_like(tensor) for tensor in own]
     elif share is not None and op == ReduceOp.SUM and not is_weighted:
-        arrays = [array * array.dtype.type(share.weight) for array in arrays]
-    places = replica.places([gradient is not None for gradient in gradients]) if arrays else []
+        own = [tensor * share.weight for tensor in own]
+    places = replica.places([gradient is not None for gradient in gradients]) if own else []
     state = watched.given(replica, changed) if changed else []
-    results = _with_vote(replica, op, [*arrays, *places, *state])
-    after = len(present) + len(places)
-    replica.require_same_places(results[len(present) : after], 1 if op == ReduceOp.MEAN else replica.count)
+    results, totals = _over_replicas(replica, op, [*own, *state], places)
+    replica.require_same_places(totals, 1 if op == ReduceOp.MEAN else replica.count)
     if changed:
-        watched.settle(changed, results[after:])
-    pairs = zip(results[: len(present)], present, strict=True)
-    left = iter([torch.from_numpy(result).to(tensor.dtype) for result, tensor in pairs])
+        watched.settle(changed, results[len(own) :])
+    pairs = zip(results, present, strict=False)
+    left = iter([result.to(tensor.dtype) for result, tensor in pairs])
     return [None if gradient is None else next(left) for gradient in gradients]
 
 
-def _with_vote(replica: ModelReplica, op: ReduceOp, arrays: list[numpy.ndarray]) -> list[numpy.ndarray]:
-    """Return arrays reduced over the replicas; this rank's vote for an end goes with them.  Collective."""
-    *results, votes = replica.reduce(op, [*arrays, numpy.array([replica.is_vote], arrays[0].dtype)])
+def _over_replicas(
+    replica: ModelReplica, op: ReduceOp, tensors: Sequence[Any], notes: Sequence[numpy.ndarray] = ()
+) -> tuple[list[Any], list[numpy.ndarray]]:
+    """Return tensors and notes, small arrays, reduced over the replicas.  Collective.
+
+    This rank's vote for an end goes with the notes.  These go with tensors of the host, and before those on a GPU: so
+    nobody waits for it in order to read them.
+    """
+    on_gpu = _are_on_gpu(replica, tensors)
+    arrays = [] if on_gpu else [tensor.numpy() for tensor in tensors]
+    vote = numpy.array([replica.is_vote], arrays[0].dtype if arrays else "float32")
+    *results, votes = replica.reduce(op, [*arrays, *notes, vote])
     replica.is_stopped = replica.is_stopped or bool(votes[0])
-    return results
+    if not on_gpu:
+        return [torch.from_numpy(result) for result in results[: len(arrays)]], results[len(arrays) :]
+    with cuda.in_order_of(tensors[0]):
+        copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
+        replica.replicas.reduce(op.verb, [array_of(copy) for copy in copies], "a tensor of a Keras model")
+    return copies, results
 
 
-def _on_host(tensor: Any) -> numpy.ndarray:
-    """Return the memory of a tensor as an array; 16-bit floats are copied as float32."""
-    if tensor.device.type != "cpu":
-        raise NotImplementedError(
-            f"a distributed Keras model on PyTorch trains on the CPU, got a gradient on {tensor.device}. With "
-            'torch.set_default_device("cpu") before the model is made Keras uses the CPU; or reduce gradients '
-            "yourself with mpidist.torch"
-        )
+def _are_on_gpu(replica: ModelReplica, tensors: Sequence[Any]) -> bool:
+    """Return whether tensors lie on this rank's GPU, and not in host memory.
+
+    NotImplementedError, or MissingDependencyError without CuPy: they lie elsewhere.
+    """
+    if all(map(cuda.has, tensors)) and len({tensor.device for tensor in tensors}) == 1:
+        gpu, own = gpu_of_name(replica.strategy.extended.device_name), tensors[0].get_device()
+        if gpu in (None, own) or own < 0:
+            cuda.require_cupy(_WITHOUT_GPU)
+            return True
+    elif not any(map(cuda.has, tensors)) and all(map(is_on_host, tensors)):
+        return False
+    places = ", ".join(sorted({str(tensor.device) for tensor in tensors}))
+    raise NotImplementedError(
+        f"{replica.name}: variables or gradients of a distributed Keras model lie on {places}; gradients are "
+        f"reduced in host memory, or on one GPU, that of the rank ({replica.strategy.extended.device_name}). Make the "
+        "model in strategy.scope(), where Keras takes the rank's GPU, and without keras.device; or "
+        f"{_WITHOUT_GPU}"
+    )
+
+
+def use_gpu(number: int) -> None:
+    """Have Keras make tensors on a GPU, by its number, where it would on any.  Local."""
+    if torch_core.DEFAULT_DEVICE == "cuda":
+        torch_core.DEFAULT_DEVICE = f"cuda:{number}"  # in all threads
+        torch.cuda.set_device(number)
+
+
+def _wide(tensor: Any) -> Any:
+    """Return a dense tensor without a gradient: 16-bit floats, short integers and booleans as float32."""
     tensor = tensor.detach()
     if tensor.is_sparse:
         tensor = tensor.to_dense()
-    return tensor.float().numpy() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.numpy()
+    return tensor.float() if tensor.dtype.itemsize < 4 else tensor
 
 
 class _WatchedState:
@@ -111,22 +152,22 @@ class _WatchedState:
         pairs = enumerate(zip(self.variables, self._versions, strict=True))
         return [at for at, (each, version) in pairs if each.variable.value._version != version]
 
-    def given(self, replica: ModelReplica, changed: Sequence[int]) -> list[numpy.ndarray]:
+    def given(self, replica: ModelReplica, changed: Sequence[int]) -> list[Any]:
         """Return what this replica adds to the results."""
         weight = replica.share.weight if replica.share is not None else 1.0
-        return [self.variables[at].given(numpy, *self._old_and_new(at), weight, replica.number) for at in changed]
+        return [self.variables[at].given(torch, *self._old_and_new(at), weight, replica.number) for at in changed]
 
-    def settle(self, changed: Sequence[int], totals: Sequence[numpy.ndarray]) -> None:
+    def settle(self, changed: Sequence[int], totals: Sequence[Any]) -> None:
         """Give those that were written their values over all replicas."""
         for at, total in zip(changed, totals, strict=True):
             each = self.variables[at]
-            value = torch.as_tensor(settled(each.rule, self._old_and_new(at)[0], total))
+            value = settled(each.rule, self._old_and_new(at)[0], total)
             type(each.variable).assign(each.variable, value.to(each.variable.value.dtype))
         self.look()
 
-    def _old_and_new(self, at: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+    def _old_and_new(self, at: int) -> tuple[Any, Any]:
         new, old = self.variables[at].variable.value, self._before[at]
-        return _on_host(new if old is None else old), _on_host(new)
+        return _wide(new if old is None else old), _wide(new)
 
 
 # -- put over the methods of a model ----------------------------------------------------------------------------------
@@ -135,9 +176,11 @@ class _WatchedState:
 def make_function(model: Any, replica: ModelReplica, name: str, force: bool = False) -> Any:
     """Make what `fit`, `evaluate` or `predict` calls for each batch, by a method's name, and return it.  Local.
 
-    NotImplementedError: it would be compiled.
+    NotImplementedError: it would be compiled, or its variables lie where nothing is reduced.
     """
     _refuse_compiled(model)
+    if name == "make_train_function":
+        _are_on_gpu(replica, [each.value for each in model.variables])
     replica.steps, replica.halves = _WatchedState(model), half_variables(model)
     return getattr(stock(model), name)(force)
 
@@ -186,7 +229,7 @@ def _settled(replica: ModelReplica, share: BatchShare, step: Callable[[], Any]) 
             results = step()
         changed = watched.changed()
         if changed:
-            watched.settle(changed, _with_vote(replica, ReduceOp.SUM, watched.given(replica, changed)))
+            watched.settle(changed, _over_replicas(replica, ReduceOp.SUM, watched.given(replica, changed))[0])
     return results
 
 
@@ -219,7 +262,9 @@ def gradients_of_step(model: Any, replica: Any, data: Any) -> tuple[dict[str, An
     ((optimizer, gradients, variables),) = applied
     checks.require_compiled_optimizer(model, optimizer)
     known = {id(each): gradient for each, gradient in zip(variables, gradients, strict=True) if gradient is not None}
-    found_all = [_on_host(known.pop(id(each))) if id(each) in known else None for each in model.trainable_variables]
+    found_all = [
+        _wide(known.pop(id(each))).cpu().numpy() if id(each) in known else None for each in model.trainable_variables
+    ]
     if known:
         paths = [each.path for each in variables if id(each) in known]
         raise NotImplementedError(
@@ -248,12 +293,12 @@ def value_and_grad(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that returns loss and gradients by the first argument, a list of arrays.  Local."""
 
     def with_gradients(arrays: Sequence[Any], *arguments: Any) -> tuple[Any, list[Any]]:
-        leaves = [torch.tensor(each, requires_grad=True) for each in arrays]
+        leaves = [keras.ops.convert_to_tensor(each).detach().clone().requires_grad_() for each in arrays]
         loss = fn(leaves, *arguments)
         found = torch.autograd.grad(loss, leaves, allow_unused=True)
         pairs = zip(leaves, found, strict=True)
         gradients = [torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in pairs]
-        return loss.detach(), gradients
+        return loss.detach(), [gradient.cpu() for gradient in gradients]
 
     return with_gradients
 

@@ -20,15 +20,17 @@ def has(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
 
 
-def require_cupy() -> None:
-    """Raise MissingDependencyError unless CuPy, by which CUDA tensors are reduced, can be imported."""
+def require_cupy(instead: str = "pass staging='host', which copies them through host memory") -> None:
+    """Raise MissingDependencyError unless CuPy, by which CUDA tensors are reduced, can be imported.
+
+    `instead` is what goes without it.
+    """
     try:
         import mpidist.device.foreign  # noqa: F401
     except ImportError as error:
         version = (torch.version.cuda or "13").partition(".")[0]
         raise MissingDependencyError(
-            f"CUDA tensors are reduced by way of CuPy: pip install cupy-cuda{version}x ({error}); or pass "
-            "staging='host', which copies them through host memory"
+            f"CUDA tensors are reduced by way of CuPy: pip install cupy-cuda{version}x ({error}); or {instead}"
         ) from error
 
 
