@@ -197,7 +197,7 @@ test-emulated: $(CUPY_VENV)/.installed test-libraries
 		$(addprefix tests/gpu/test_,all_reduce.py collectives.py refused.py streams.py) --ran-log $(RAN)/emulated-staged; \
 	for each in $(EMULATED_SIZES); do EMULATED_GPUS=$${each#*-} timeout --kill-after=20 $(LIMIT) \
 		$(CUPY_VENV)/bin/mpidist run --quiet -n $${each%-*} $(PYTEST_GPU) $(FEW_EMULATED) --ran-log $(RAN)/emulated-few; done; \
-	PYTHONPATH="$(CURDIR)/tests/gpu/emulated/site" timeout --kill-after=20 $(LIMIT) $(CUPY_VENV)/bin/python -m pytest -q \
+	PYTHONPATH="$(CURDIR)/tests/gpu/emulated/site:$(CURDIR)" timeout --kill-after=20 $(LIMIT) $(CUPY_VENV)/bin/python -m pytest -q \
 		tests/gpu/test_nccl_fails.py; \
 	$(SCRIPT_EMULATED) tests/gpu/run
 
