@@ -22,13 +22,18 @@ def has(placement: Any) -> bool:
     return len(placement.device_set) == 1 and next(iter(placement.device_set)).platform == "gpu"
 
 
+def knows(dtype: numpy.dtype[Any]) -> bool:
+    """Return whether CuPy has arrays of a dtype: of those that JAX adds to NumPy's own, of bfloat16 alone."""
+    return dtype.isbuiltin == 1 or dtype.name == "bfloat16"
+
+
 def require_cupy() -> None:
-    """Raise MissingDependencyError unless CuPy, by which arrays on a device are reduced, can be imported."""
+    """Raise MissingDependencyError unless CuPy, by which arrays on a device are moved, can be imported."""
     try:
         import mpidist.device.foreign  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            f"arrays of JAX on a GPU are reduced by way of CuPy: {GET_CUPY} ({error}). Or reduce "
+            f"arrays of JAX on a GPU are reduced, broadcast and gathered by way of CuPy: {GET_CUPY} ({error}). Or give "
             "jax.device_get(tree), and jax.device_put the result"
         ) from error
 
