@@ -23,7 +23,7 @@ def has(placement: Any) -> bool:
 
 
 def knows(dtype: numpy.dtype[Any]) -> bool:
-    """Return whether CuPy has arrays of a dtype: of those that JAX adds to NumPy's own, of bfloat16 alone."""
+    """Return whether arrays of a dtype are moved on the device: NumPy's own, and of what JAX adds bfloat16 alone."""
     return dtype.isbuiltin == 1 or dtype.name == "bfloat16"
 
 
