@@ -124,7 +124,9 @@ class Training:
         return float(self.strategy.reduce("sum", loss, axis=None)) / max(steps, 1)
 
     def slowest(self) -> str:
-        """Return which rank has computed for longer than the others, since the last call.  Collective."""
+        """Return which rank has computed for longer than the others, since the last call; "" on GPUs.  Collective."""
+        if self.arguments.device == "gpu":
+            return ""  # a step only enqueues the GPU's work, so its time on the host does not tell
         seconds, self.seconds = self.seconds, 0.0
         return display.slowest(self.strategy.gather(numpy.array([seconds]), axis=0))
 

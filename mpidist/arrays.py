@@ -41,6 +41,12 @@ GET_CUPY = (
     "with a driver for CUDA 12, cuda12x, cu12 and cuda12 in their place"
 )
 
+#: The cure where CuPy is there, and shows no GPU.
+_GET_GPU = (
+    "CuPy is installed; start it where nvidia-smi shows a GPU and a driver for CuPy's version of CUDA, and where "
+    "CUDA_VISIBLE_DEVICES does not hide the GPU"
+)
+
 #: DLPack's numbers of the devices whose memory the host cannot read: CUDA, CUDA managed, ROCm.
 _DLPACK_DEVICES = frozenset({2, 13, 10})
 
@@ -403,15 +409,18 @@ def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice
     ]
 
 
-def gpu_problem() -> str:
-    """Return why CuPy sees no GPU here; empty where it sees one.  Local."""
-    return _gpus()[1]
+def gpu_problem() -> tuple[str, str]:
+    """Return why CuPy sees no GPU here, and what to do about it; empty where it sees one.  Local."""
+    return _gpus()[1:]
 
 
-def _gpus() -> tuple[int, str]:
-    """Return how many GPUs CuPy sees, and why none; its errors about a missing driver or device are RuntimeErrors."""
+def _gpus() -> tuple[int, str, str]:
+    """Return how many GPUs CuPy sees, why none, and the cure; its errors of a missing driver are RuntimeErrors."""
     try:
         count = int(_cupy().cuda.runtime.getDeviceCount())
-    except (ImportError, RuntimeError) as error:
-        return 0, f"{type(error).__name__}: {error}"
-    return count, "" if count else "none is visible"
+    except ImportError as error:
+        cause = error.__cause__ or error  # without the cure, which follows
+        return 0, f"{type(cause).__name__}: {cause}", f"{GET_CUPY}, on a machine with a GPU"
+    except RuntimeError as error:
+        return 0, f"{type(error).__name__}: {error}", _GET_GPU
+    return (count, "", "") if count else (0, "none is visible", _GET_GPU)

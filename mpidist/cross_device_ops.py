@@ -339,12 +339,12 @@ def require_nccl(communicator: Communicator, asked: str) -> None:
 
     `asked` is what asks for NCCL, for the message.
     """
-    problem = arrays.gpu_problem()
+    problem, cure = arrays.gpu_problem()
     if not problem:
         return
     raise MissingDependencyError(
         f"rank {communicator.rank} of {communicator.size}: {asked} needs an NVIDIA GPU and CuPy, and this rank has "
-        f"no GPU that CuPy can use ({problem}). {arrays.GET_CUPY}, on a machine with a GPU, or use "
+        f"no GPU that CuPy can use ({problem}). {cure}; or use "
         "RingAllReduce or HierarchicalCopyAllReduce (CommunicationImplementation.RING or AUTO), which work on CPUs"
     )
 

@@ -8,6 +8,7 @@ takes for it, by events: the host has enqueued all calls by then.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -44,13 +45,15 @@ _TURN_BYTES, _MOST_CALLS = 64 << 20, 50
 _CURE = f"it needs CuPy: {GET_CUPY}"
 
 
-#: Has the card wait for so many of its cycles, some fifty milliseconds: longer than the host enqueues calls.
-_WAIT = r"""
-extern "C" __global__ void wait(long long cycles) {
+#: Runs for as many cycles of the card as it is told, one thread alone.
+_SPIN = r"""
+extern "C" __global__ void spin(long long cycles) {
     long long start = clock64();
     while (clock64() - start < cycles) { }
 }
 """
+
+#: Of `spin`: some fifty milliseconds, far above what the host needs to enqueue what follows.
 _CYCLES = 100_000_000
 
 
@@ -84,9 +87,8 @@ def check() -> None:
 
 
 def measure(options: argparse.Namespace, ranks: Ranks) -> Measured:
-    """Measure in this launch.  Collective."""
+    """Measure in this launch, on the GPU of the ranks' strategy, which is CuPy's current device.  Collective."""
     cupy = imported("cupy", _CURE, ranks)
-    cupy.cuda.Device(mpidist.local_rank() % cupy.cuda.runtime.getDeviceCount()).use()
     card = Card(cupy, ranks, options.seconds or 3.0, options.rounds or 30)
     card.measured.machine = facts(cupy)
     ranks.say(f"# {', '.join(f'{name} {value}' for name, value in card.measured.machine.items())}")
@@ -100,6 +102,16 @@ def measure(options: argparse.Namespace, ranks: Ranks) -> Measured:
         card.adam(shapes_of("resnet50"))
     card.close()
     return card.measured
+
+
+@functools.cache
+def _spin(cupy: Any) -> Any:
+    return cupy.RawKernel(_SPIN, "spin")
+
+
+def spin(cupy: Any) -> None:
+    """Have the card wait in its current stream, for longer than the host enqueues calls.  Local; does not wait."""
+    _spin(cupy)((1,), (1,), (numpy.int64(_CYCLES),))
 
 
 def facts(cupy: Any) -> dict[str, Any]:
@@ -124,7 +136,6 @@ class Card:
     def __init__(self, cupy: Any, ranks: Ranks, seconds: float, rounds: int) -> None:
         self.cupy, self.ranks, self.seconds, self.rounds = cupy, ranks, seconds, rounds
         self.measured = Measured()
-        self._wait = cupy.RawKernel(_WAIT, "wait")
         self._nccl, problem = _raw_nccl(ranks)
         if problem:
             self.measured.missing["NCCL"] = problem
@@ -167,23 +178,28 @@ class Card:
         flat = self.cupy.full(offsets[-1], 1, "f4")
         target = self.cupy.empty_like(flat)
         memory: Any = memory_of(flat)
-        packing, parts = memory.packing(offsets), _cut(self.cupy.full_like(flat, 2), shapes)
+        packing = memory.packing(offsets)
+        twos, parts = (_cut(self.cupy.full_like(flat, value), shapes) for value in (2, 0))
 
         def packed() -> Any:
-            packing.pack(parts, target)
+            packing.pack(twos, target)
             return target
 
         def unpacked() -> Any:
             packing.unpack(flat, parts)
             return parts
 
+        def wrong_packed(result: Any) -> int:
+            return int((result != 2).sum())
+
+        def wrong_unpacked(result: Any) -> int:
+            return sum(int((part != 1).sum()) for part in result)
+
         contenders = [Timed("copy on the device", "reference", self._copy(target, flat))]
         for on_card in (False, True):
             where = " (the card alone)" if on_card else ""
-            contenders.append(Timed(f"pack{where}", "ours", packed, on_card=on_card))
-            contenders.append(Timed(f"unpack{where}", "ours", unpacked, on_card=on_card))
-        contenders[1].wrong = lambda result: int((result != parts[0].ravel()[0]).sum())
-        contenders[2].wrong = lambda result: sum(int((part != 1).sum()) for part in result)
+            contenders.append(Timed(f"pack{where}", "ours", packed, wrong_packed, on_card=on_card))
+            contenders.append(Timed(f"unpack{where}", "ours", unpacked, wrong_unpacked, on_card=on_card))
         self._rows(f"pack {work}", contenders, flat.nbytes, "copy on the device")
 
     def adam(self, shapes: Sequence[Shape]) -> None:
@@ -268,7 +284,10 @@ class Card:
                 result = each.run()
             self.cupy.cuda.Device().synchronize()
             wrong[each.name] = None if each.wrong is None else self.ranks.total(each.wrong(result))
-        cost = sum(self._turn(each, calls) for each in contenders) * calls
+        begun = time.perf_counter()
+        for each in contenders:
+            self._turn(each, calls)
+        cost = self.ranks.slowest(time.perf_counter() - begun)  # with the card's wait before what it does alone
         rounds = max(3, min(self.rounds, int(self.seconds / max(cost, 1e-6))))
         found: dict[str, list[float]] = {each.name: [] for each in contenders}
         for turn in range(rounds):
@@ -293,7 +312,7 @@ class Card:
     def _card_seconds(self, contender: Timed, calls: int) -> float:
         """Return how long the card takes for some calls.  Local; waits for them."""
         begun, ended = (self.cupy.cuda.Event() for _ in range(2))
-        self._wait((1,), (1,), (numpy.int64(_CYCLES),))
+        spin(self.cupy)
         begun.record()
         for _ in range(calls):
             contender.run()

@@ -8,9 +8,10 @@ import numpy
 import pytest
 
 import mpidist
+from mpidist.collectives.reductions.plan_cache import Bindings
 from mpidist.compression import Float16
-from mpidist.errors import MissingDependencyError, UnsupportedDtypeError
-from mpidist.testing.device import DeviceArray, pretended_device
+from mpidist.errors import CollectiveMismatchError, MissingDependencyError, UnsupportedDtypeError
+from mpidist.testing.device import DeviceArray, PretendedMemory, pretended_device
 from mpidist.world import world_communicator
 
 jax = pytest.importorskip("jax")
@@ -18,7 +19,7 @@ jnp = jax.numpy
 pytest.importorskip("optax")
 
 import mpidist.jax as mj  # noqa: E402 - where there is no JAX, these tests are skipped
-from mpidist.frameworks.jax import cuda  # noqa: E402
+from mpidist.frameworks.jax import cuda, leaf  # noqa: E402
 
 pytestmark = pytest.mark.mpi
 
@@ -41,8 +42,10 @@ def device(request, monkeypatch):
     monkeypatch.setattr(cuda, "near", lambda placement: nullcontext())
     monkeypatch.setattr(cuda, "array_of", lambda leaf, dtype: DeviceArray(numpy.asarray(leaf)))
     monkeypatch.setattr(cuda, "given", given)
-    with pretended_device(request.param), mpidist.MirroredStrategy().scope():
-        yield
+    strategy = mpidist.MirroredStrategy()
+    monkeypatch.setattr(strategy.extended.communicator, "bindings", Bindings())  # it has those of the other device
+    with pretended_device(request.param), strategy.scope():
+        yield request.param
 
 
 @pytest.mark.parametrize("dtype", ["f4", "bfloat16", "i4"])
@@ -79,11 +82,58 @@ def test_weighted_means_and_ranks_without_rows(device):
     numpy.testing.assert_allclose(found[1], -1.0, rtol=1e-6)
 
 
-def test_broadcasts_go_through_the_host(device):
+@pytest.fixture
+def host_copies(monkeypatch):
+    """The names of what is copied to the host: leaves, and arrays that a collective stages."""
+    copies = []
+    as_host, read = leaf._JaxLeaf.on_host, PretendedMemory.read
+    monkeypatch.setattr(leaf._JaxLeaf, "on_host", lambda self, x: (copies.append(self._name), as_host(self, x))[1])
+    monkeypatch.setattr(PretendedMemory, "read", lambda *given: (copies.append("staged"), read(*given))[1])
+    return copies
+
+
+@pytest.mark.parametrize("dtype", ["f4", "bfloat16", "i4", "bool"])
+def test_arrays_are_broadcast_where_they_lie(device, host_copies, dtype):
     rank, size = place()
-    found = mj.broadcast_tree({"w": jnp.full(3, rank + 1.0), "n": 7 + rank}, size - 1)
-    assert (found["w"] == size).all() and found["n"] == 6 + size
-    assert mj.all_gather(jnp.full((1, 2), rank)).tolist() == [[each, each] for each in range(size)]
+    tree = {"w": jnp.full((3, 2), rank == size - 1, dtype), "none": jnp.zeros((0, 4), dtype), "n": 7 + rank}
+    for _ in range(2):
+        found = mj.broadcast_tree(tree, size - 1)
+        assert found["w"].dtype == tree["w"].dtype and numpy.asarray(found["w"], "f4").tolist() == [[1, 1]] * 3
+        assert found["w"] is not tree["w"] and found["none"].shape == (0, 4) and found["n"] == 6 + size
+    assert host_copies == ["staged"] * 4 * (bool(device) and size > 1)  # both arrays once in each call
+    assert numpy.asarray(tree["w"], "f4").tolist() == [[rank == size - 1] * 2] * 3
+
+
+def test_arrays_are_gathered_where_they_lie(device, host_copies):
+    rank, size = place()
+    gathered = mj.all_gather(jnp.full((2, rank + 1), rank), axis=1)
+    assert gathered.tolist() == [[each for each in range(size) for _ in range(each + 1)]] * 2
+    assert host_copies == ["staged"] * (bool(device) and size > 1)
+
+
+def test_gradients_of_a_gather_stay_where_they_lie(device, host_copies):
+    rank, size = place()
+    weights = jnp.arange(1.0, size + 1)
+    gradient = jax.grad(lambda x: (mj.all_gather(x) * weights).sum())(jnp.ones(1))
+    assert gradient.tolist() == [size * (rank + 1)]  # each rank's loss has this element, times its weight
+    assert set(host_copies) <= {"staged"} and (bool(device) or not host_copies)
+
+
+def test_what_cupy_has_no_arrays_of_goes_through_the_host(device, host_copies):
+    rank, size = place()
+    tree = {"key": jax.random.key(rank), "short": jnp.full(3, rank, jnp.float8_e4m3fn), "w": jnp.full(3, float(rank))}
+    found = mj.broadcast_tree(tree, size - 1)
+    assert (jax.random.key_data(found["key"]) == jax.random.key_data(jax.random.key(size - 1))).all()
+    assert found["short"].dtype == jnp.float8_e4m3fn
+    assert numpy.asarray(found["short"], "f4").tolist() == found["w"].tolist() == [size - 1] * 3
+    assert {"short", "w"} & set(host_copies) == {"short"}
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_tree_on_the_gpu_of_some_ranks_only_is_refused_on_all(device, monkeypatch):
+    monkeypatch.setattr(cuda, "has", lambda placement: place()[0] != 1)
+    with pytest.raises(CollectiveMismatchError, match="leaf w: none on rank 1, broadcast on its GPU on ranks? 0"):
+        mj.broadcast_tree({"w": jnp.ones(3)})
 
 
 def test_what_cannot_be_reduced_together(device):

@@ -7,9 +7,11 @@ import torch
 
 import mpidist
 import mpidist.torch
+from mpidist.collectives.reductions.plan_cache import Bindings
 from mpidist.errors import CollectiveMismatchError, MissingDependencyError, UnsupportedDtypeError
 from mpidist.frameworks.torch import cuda, tensors
 from mpidist.testing.device import pretended_device
+from mpidist.world import world_communicator
 
 from .torch_device import Device
 from .torch_models import part, rows, tanh_model, trained_alone, world
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.mpi
 
 @pytest.fixture(params=["", "the device is a pretended one"], ids=["linked", "staged"])
 def device(request, monkeypatch):
+    monkeypatch.setattr(world_communicator(), "bindings", Bindings())  # it has those of the other device
     with pretended_device(request.param):
         yield Device(monkeypatch)
 

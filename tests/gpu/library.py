@@ -12,17 +12,8 @@ import numpy
 import pytest
 
 import mpidist
-
-#: Runs for as many cycles of the card as it is told, one thread alone.
-_SPIN = r"""
-extern "C" __global__ void spin(long long cycles) {
-    long long start = clock64();
-    while (clock64() - start < cycles) { }
-}
-"""
-
-#: Of `slowly`: some fifty milliseconds, far above what the host needs to enqueue what follows.
-_CYCLES = 100_000_000
+from benchmarks.suite.gpu import spin
+from mpidist.cluster.devices import gpu_of_rank
 
 
 def is_numpy() -> bool:
@@ -59,7 +50,7 @@ def library() -> Any:
         return numpy
     import cupy
 
-    cupy.cuda.Device(mpidist.local_rank() % cupy.cuda.runtime.getDeviceCount()).use()
+    cupy.cuda.Device(gpu_of_rank(mpidist.local_rank(), cupy.cuda.runtime.getDeviceCount())).use()
     return cupy
 
 
@@ -142,15 +133,8 @@ def two_streams(xp: Any) -> list[Any]:
     return [nullcontext() if xp is numpy else xp.cuda.Stream(non_blocking=True) for _ in range(2)]
 
 
-@functools.cache
-def _spin() -> Any:
-    import cupy
-
-    return cupy.RawKernel(_SPIN, "spin")
-
-
 def slowly(xp: Any, array: Any, value: Any) -> None:
     """Fill an array in the current stream, behind work that takes the card a while; the host does not wait."""
     if xp is not numpy:
-        _spin()((1,), (1,), (numpy.int64(_CYCLES),))
+        spin(xp)
     array.fill(value)

@@ -345,6 +345,28 @@ def test_there_are_no_gpus_without_a_driver(pretended_cupy):
     assert arrays.list_physical_devices("GPU") == []
 
 
+@pytest.mark.parametrize("fails", ["cudaErrorInsufficientDriver: the driver is too old, or there is none", ""])
+def test_without_a_driver_or_a_visible_gpu_nobody_is_told_to_install_cupy(pretended_cupy, fails):
+    def count():
+        if fails:
+            raise RuntimeError(fails)
+        return 0
+
+    pretended_cupy.cuda.runtime.getDeviceCount = count
+    why, cure = arrays.gpu_problem()
+    assert why == (f"RuntimeError: {fails}" if fails else "none is visible")
+    assert "pip install" not in cure and "nvidia-smi" in cure and "CUDA_VISIBLE_DEVICES" in cure
+
+
+def test_without_cupy_it_is_told_once_what_to_install(no_cupy):
+    why, cure = arrays.gpu_problem()
+    assert "pip install" not in why and "cupy" in why and cure.startswith("pip install cupy-cuda13x nvidia-nccl-cu13")
+
+
+def test_where_there_is_a_gpu_nothing_is_wrong(pretended_cupy):
+    assert arrays.gpu_problem() == ("", "")
+
+
 def test_importing_arrays_imports_neither_cupy_nor_ml_dtypes():
     program = (
         "import sys, mpidist.arrays as a; a.wire_dtype('f2'); print({'cupy', 'ml_dtypes', 'numpy'} & {*sys.modules})"

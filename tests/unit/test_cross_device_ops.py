@@ -152,8 +152,8 @@ def test_negative_num_packs(kind):
 
 
 def test_nccl_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(arrays, "_gpus", lambda: (0, "RuntimeError: no driver"))
-    needs = r"NcclAllReduce needs an NVIDIA GPU and CuPy.*\(RuntimeError: no driver\).*RingAllReduce"
+    monkeypatch.setattr(arrays, "_gpus", lambda: (0, "RuntimeError: no driver", "install one"))
+    needs = r"NcclAllReduce needs an NVIDIA GPU and CuPy.*\(RuntimeError: no driver\)\. install one; or .*RingAllReduce"
     with pytest.raises(MissingDependencyError, match=needs):
         MirroredStrategy(cross_device_ops=NcclAllReduce())
     with pytest.raises(MissingDependencyError, match="CommunicationImplementation.RING"):

@@ -8,6 +8,7 @@ from typing import Any
 from mpidist.arrays import check_movable
 from mpidist.collectives.exchange.plain import checked_rank
 from mpidist.collectives.mismatch import fact
+from mpidist.frameworks.jax import cuda
 from mpidist.frameworks.jax.handover import put
 from mpidist.frameworks.jax.memory import ResultMemory
 from mpidist.frameworks.jax.trees import TreeKind
@@ -25,7 +26,7 @@ def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
     Parameters
     ----------
     tree : pytree of arrays of JAX or NumPy, random keys, and numbers
-        Unchanged.
+        Unchanged.  Arrays of JAX on one GPU, the first one in the tree, are broadcast there.
     root_rank : int
 
     Returns
@@ -42,33 +43,48 @@ def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
         A tracer, or a leaf that is no array and no number; names it.
     UnsupportedDtypeError
         An array on several GPUs or of another process; names the leaf.
+    MissingDependencyError
+        Arrays on a GPU without CuPy.
     CollectiveMismatchError
-        On all ranks: their trees differ; names ranks, leaf, and both shapes.
+        On all ranks: their trees differ, or lie on the GPU on some ranks only; names ranks, leaf, and both shapes.
     """
     replicas = replicas_in_force()
     root_rank = checked_rank(root_rank, replicas.size, "root_rank")
     kind = TreeKind(tree, _WHAT)
     values = kind.structure.flatten_up_to(tree)
     kind.check_dtypes(check_movable)  # other values mean nothing on another rank
-    hosts = kind.on_host(values)
-    _check_alike(kind, replicas, root_rank)
-    results = _broadcast(hosts, replicas, root_rank)
-    in_jax = [position for position, leaf in enumerate(kind.leaves) if leaf.in_jax]
+    gpu = next((leaf.device for leaf in kind.leaves if leaf.device is not None), None)
+    on_gpu = [position for position, leaf in enumerate(kind.leaves) if gpu is not None and leaf.device == gpu]
+    others = [position for position in range(len(values)) if position not in set(on_gpu)]
+    if on_gpu:
+        cuda.require_cupy()
+    with cuda.near(gpu):
+        near = [kind.leaves[each].taken(values[each]) for each in on_gpu]
+        hosts = [kind.leaves[each].on_host(values[each]) for each in others]
+        _check_alike(kind, replicas, root_rank, on_gpu)
+        by_position: dict[int, Any] = {}
+        for position, array in zip(on_gpu, near, strict=True):  # one by one: CuPy's part of the memory may be small
+            result = array if replicas.size == 1 else replicas.communicator.broadcast_copy(array, root_rank)
+            leaf = kind.leaves[position]
+            (by_position[position],) = cuda.given([result], [leaf.dtype], [leaf.placement])
+    results = dict(zip(others, _broadcast(hosts, replicas, root_rank), strict=True))
+    in_jax = [position for position in others if kind.leaves[position].in_jax]
     arrays = put([results[each] for each in in_jax], [kind.leaves[each].placement for each in in_jax])
-    by_position: dict[int, Any] = dict(zip(in_jax, arrays, strict=True))
-    for position, result in enumerate(results):
+    by_position.update(zip(in_jax, arrays, strict=True))
+    for position, result in results.items():
         if position not in by_position:
             by_position[position] = result.copy()
     return kind.packed([leaf.given(by_position[each], values[each]) for each, leaf in enumerate(kind.leaves)])
 
 
-def _check_alike(kind: TreeKind, replicas: Replicas, root: int) -> None:
-    """Make sure that all ranks have trees of the same leaves, and kinds of keys.  Collective."""
+def _check_alike(kind: TreeKind, replicas: Replicas, root: int, on_gpu: Sequence[int]) -> None:
+    """Make sure that all ranks have trees of the same leaves, in the same places, and kinds of keys.  Collective."""
     described = [
         (name, leaf.dtype, leaf.shape) if leaf.has_sum else (name, given.dtype, given.shape)
         for name, leaf, given in zip(kind.names, kind.leaves, kind.kinds, strict=True)
     ]
-    replicas.check("broadcast_tree", [*described, fact("root_rank", root)])
+    places = [fact(f"leaf {kind.names[each]}", "broadcast on its GPU") for each in on_gpu]
+    replicas.check("broadcast_tree", [*described, *places, fact("root_rank", root)])
 
 
 def _broadcast(hosts: Sequence[Any], replicas: Replicas, root: int) -> list[Any]:

@@ -22,8 +22,13 @@ def has(placement: Any) -> bool:
     return len(placement.device_set) == 1 and next(iter(placement.device_set)).platform == "gpu"
 
 
-def require_cupy(instead: str = "reduce jax.device_get(tree), and jax.device_put the result") -> None:
-    """Raise MissingDependencyError unless CuPy, by which arrays on a device are reduced, can be imported.
+def knows(dtype: numpy.dtype[Any]) -> bool:
+    """Return whether arrays of a dtype are moved on the device: NumPy's own, and of what JAX adds bfloat16 alone."""
+    return dtype.isbuiltin == 1 or dtype.name == "bfloat16"
+
+
+def require_cupy(instead: str = "give jax.device_get(tree), and jax.device_put the result") -> None:
+    """Raise MissingDependencyError unless CuPy, by which arrays on a device are moved, can be imported.
 
     `instead` is what goes without it.
     """
@@ -31,7 +36,8 @@ def require_cupy(instead: str = "reduce jax.device_get(tree), and jax.device_put
         import mpidist.device.foreign  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            f"arrays of JAX on a GPU are reduced by way of CuPy: {GET_CUPY} ({error}). Or {instead}"
+            f"arrays of JAX on a GPU are reduced, broadcast and gathered by way of CuPy: {GET_CUPY} ({error}). Or "
+            f"{instead}"
         ) from error
 
 

@@ -10,6 +10,7 @@ import numpy
 
 from mpidist import arrays
 from mpidist.collectives.exchange import plain
+from mpidist.frameworks.jax import cuda
 from mpidist.frameworks.jax.handover import put
 from mpidist.frameworks.jax.leaf import kind_of, leaf_of
 from mpidist.frameworks.jax.reduction import reduce_tree
@@ -89,11 +90,15 @@ def all_gather(x: Any, axis: int = 0) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _all_gather(x: jax.Array, axis: int) -> jax.Array:
     leaf = leaf_of(kind_of(x), "x", "mpidist.jax.all_gather")
-    host = leaf.on_host(x)
-    axis = plain.checked_axis(host, axis)
-    joined = replicas_in_force().communicator.all_gather(host, axis)
-    (result,) = put([numpy.array(joined)], [leaf.placement])
-    return result
+    if leaf.device is not None:
+        cuda.require_cupy()
+    with cuda.near(leaf.device):
+        array = leaf.taken(x)
+        axis = plain.checked_axis(array, axis)
+        joined = replicas_in_force().communicator.all_gather(array, axis)
+        if leaf.device is not None:
+            return cuda.given([joined], [leaf.dtype], [leaf.placement])[0]
+    return put([numpy.array(joined)], [leaf.placement])[0]
 
 
 def _all_gather_forward(x: jax.Array, axis: int) -> tuple[jax.Array, tuple[int, int]]:

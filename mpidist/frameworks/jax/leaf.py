@@ -38,7 +38,7 @@ class Leaf:
 
     `dtype` and `shape` are those of the host array.  `has_sum`: values are numbers that can be added up.  `in_jax`:
     `given` gets an array of JAX; then `placement` is where JAX has the leaf, None where that is left to JAX.  `device`
-    is the CUDA device on which the leaf is reduced; None for the host.
+    is the CUDA device on which the leaf is reduced and broadcast; None for the host.
     """
 
     has_sum, in_jax = True, False
@@ -101,7 +101,8 @@ def leaf_of(kind: LeafKind, name: str, what: str) -> Leaf:
         _check_placement(kind, name, what)
         if jnp.issubdtype(kind.dtype, jax.dtypes.prng_key):
             return _KeyLeaf(kind, name)
-        return _CudaLeaf(kind, name) if cuda.has(kind.placement) else _JaxLeaf(kind, name)
+        is_near = cuda.has(kind.placement) and cuda.knows(kind.dtype)
+        return _CudaLeaf(kind, name) if is_near else _JaxLeaf(kind, name)
     if kind.dtype == jax.dtypes.float0:
         return _NoGradientLeaf(numpy.uint8, (0,))
     if issubclass(kind.type, numpy.generic):

@@ -37,10 +37,6 @@ class TreeKind:
         """Return the leaves of a tree as arrays where they are reduced.  Local."""
         return [leaf.taken(value) for leaf, value in zip(self.leaves, values, strict=True)]
 
-    def on_host(self, values: Sequence[Any]) -> list[Any]:
-        """Return the leaves of a tree as host arrays.  Local."""
-        return [leaf.on_host(value) for leaf, value in zip(self.leaves, values, strict=True)]
-
     def check_dtypes(self, check: Callable[[Any], None]) -> None:
         """Raise UnsupportedDtypeError for a leaf of a dtype for which ``check(dtype)`` raises it.  Local."""
         for leaf, name in zip(self.leaves, self.names, strict=True):

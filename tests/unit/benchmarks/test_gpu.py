@@ -33,3 +33,19 @@ def test_the_facts_name_nccl_which_cupy_loads_when_it_is_imported(monkeypatch):
     nccl.available = False
     del nccl.get_version
     assert gpu.facts(cupy)["NCCL"] == "none"
+
+
+def test_turns_fill_the_time_that_a_row_may_take_with_all_that_they_wait_for(monkeypatch):
+    """A turn of the card alone waits for the card first, which is no part of what it measures."""
+    clock = [0.0]
+    monkeypatch.setattr(gpu.time, "perf_counter", lambda: clock[0])
+
+    def turn(contender, calls):
+        clock[0] += 0.25
+        return 1e-6
+
+    card = gpu.Card.__new__(gpu.Card)
+    card.cupy = SimpleNamespace(cuda=SimpleNamespace(Device=lambda: SimpleNamespace(synchronize=lambda: None)))
+    card.ranks, card.seconds, card.rounds, card._turn = SimpleNamespace(slowest=lambda each: each), 2.0, 30, turn
+    seconds, wrong = card._turns([gpu.Timed("pack", "ours", lambda: None, on_card=True)], calls=1)
+    assert seconds == {"pack": [1e-6] * 8} and wrong == {"pack": None}

@@ -175,6 +175,12 @@ def test_the_rank_that_computes_for_longer_than_the_others_is_named(seconds, tol
     assert display.slowest(seconds) == told
 
 
+def test_on_gpus_no_rank_is_called_slow_by_times_that_do_not_wait_for_the_gpu():
+    training = object.__new__(train.Training)
+    training.arguments = train.parse_arguments(["--device", "gpu"])
+    assert training.slowest() == ""
+
+
 def test_ranks_that_share_cores_are_told_that_this_is_no_speed():
     here, header = display.socket.gethostname(), ("rank", "host")
     ranks = [header, *((str(rank), here) for rank in range(8)), ("8", here + "-2")]
