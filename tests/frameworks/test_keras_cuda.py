@@ -21,10 +21,12 @@ import keras
 
 import mpidist
 import mpidist.keras
+from mpidist.collectives.reductions.plan_cache import Bindings
 from mpidist.errors import CollectiveMismatchError, MissingDependencyError
 from mpidist.frameworks.keras import backends, distribution
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.testing.device import DeviceArray, pretended_device
+from mpidist.world import world_communicator
 from tests.frameworks.keras_models import (
     BACKEND,
     BOUNDS,
@@ -97,6 +99,7 @@ class Device:
 
 @pytest.fixture(params=["", "the device is a pretended one"], ids=["linked", "staged"])
 def device(request, monkeypatch):
+    monkeypatch.setattr(world_communicator(), "bindings", Bindings())  # it has those of the other device
     with pretended_device(request.param):
         yield Device(monkeypatch)
 
