@@ -419,8 +419,12 @@ def _gpus() -> tuple[int, str, str]:
     try:
         count = int(_cupy().cuda.runtime.getDeviceCount())
     except ImportError as error:
-        cause = error.__cause__ or error  # without the cure, which follows
-        return 0, f"{type(cause).__name__}: {cause}", f"{GET_CUPY}, on a machine with a GPU"
+        return 0, _text_of(error.__cause__ or error), f"{GET_CUPY}, on a machine with a GPU"  # without the cure
     except RuntimeError as error:
-        return 0, f"{type(error).__name__}: {error}", _GET_GPU
+        return 0, _text_of(error), _GET_GPU
     return (count, "", "") if count else (0, "none is visible", _GET_GPU)
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an error's class and text; a variable would keep it, and by its traceback all that the callers have."""
+    return f"{type(error).__name__}: {error}"

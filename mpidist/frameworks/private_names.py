@@ -87,6 +87,12 @@ _USES = {
         "keras.Model()._compile_config": "compiling a model on workers as on the chief",
         "keras.optimizers.Optimizer()._trainable_variables": "slots on servers",
     },
+    "test_where_keras_makes_tensors_and_takes_batches": {
+        "keras.src.backend.torch.core": "working on the GPU of a rank, on PyTorch",
+        "keras.src.backend.torch.core.DEFAULT_DEVICE": "working on the GPU of a rank, on PyTorch",
+        "keras.src.backend.jax.trainer": "taking batches in their turn on a GPU, on JAX",
+        "keras.src.backend.jax.trainer.JAXEpochIterator._get_iterator": "taking batches in their turn on a GPU, on JAX",
+    },
     "test_what_an_optimizer_keeps_of_its_steps_and_its_learning_rate": {
         "keras.optimizers.Optimizer()._iterations": "steps on servers"
     },

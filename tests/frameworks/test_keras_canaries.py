@@ -348,6 +348,27 @@ def test_how_a_model_was_compiled_and_validates():
     numpy.testing.assert_allclose(found, model.evaluate(X[:4], Y[:4], verbose=0), rtol=1e-5)
 
 
+def test_where_keras_makes_tensors_and_takes_batches(monkeypatch):
+    """Else all ranks work on one GPU, and batches are taken one ahead there."""
+    if BACKEND == "torch":
+        from keras.src.backend.torch import core
+
+        monkeypatch.setattr(core, "DEFAULT_DEVICE", "meta")
+        assert core.get_device() == "meta"
+        assert keras.ops.zeros(3).device.type == "meta"
+        return
+    from keras.src.backend.jax import trainer
+
+    class Own(trainer.JAXEpochIterator):
+        def _get_iterator(self):
+            return [(X[:4], Y[:4])]
+
+    monkeypatch.setattr(trainer, "JAXEpochIterator", Own)
+    model = stock(sequential, compiled())
+    found = model.evaluate(X, Y, batch_size=8, verbose=0)
+    numpy.testing.assert_allclose(found, model.evaluate(X[:4], Y[:4], verbose=0), rtol=1e-5)
+
+
 def test_what_is_excluded_from_weight_decay():
     """Else it decays on servers."""
     names = "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
