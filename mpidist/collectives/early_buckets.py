@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +17,7 @@ from mpidist.collectives.ways.executor import MESSAGE_BYTES, Executor
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.device.answers import Answer
 from mpidist.device.memory import DeviceMemory, Link
+from mpidist.errors import MpidistError
 from mpidist.runtime.watch import Watch
 from mpidist.schedules.table import hierarchical
 
@@ -44,14 +46,19 @@ class StartedSum(Protocol):
 class Buckets(Protocol):
     """The buckets of one plan, of which each is filled, summed and taken again and again.
 
-    `are_connected`: sums can be begun.
+    `are_connected`: sums can be begun.  `go_alone`: they go on without the host.
     """
+
+    go_alone: bool
 
     @property
     def are_connected(self) -> bool: ...
 
     def connect(self, watch: Watch) -> None:
         """Connect the ranks, if they are not yet.  Collective: every rank calls it, within a begun call."""
+
+    def enter(self) -> None:
+        """Have later work come behind what the current stream was given.  Local."""
 
     def fill(self, index: int, arrays: Sequence[Any]) -> None:
         """Copy the C-contiguous arrays of a bucket into it.  Local."""
@@ -66,6 +73,9 @@ class Buckets(Protocol):
     def take(self, index: int, arrays: Sequence[Any], scale: float | None) -> None:
         """Copy what is in a bucket into arrays, multiplied; None stands for one that is left out.  Local."""
 
+    def close(self) -> None:
+        """Give back what it holds.  Collective: every rank calls it in the same order."""
+
 
 def buckets_of(ranks: Communicator, plan: Plan, channels: Sequence[int], kind: Any) -> Buckets:
     """Return the buckets of a plan, each of which has a channel, for arrays of a kind.  Local."""
@@ -78,7 +88,7 @@ def buckets_of(ranks: Communicator, plan: Plan, channels: Sequence[int], kind: A
 class HostBuckets:
     """Buckets in host memory, whose sums are made by messages; see `Buckets`."""
 
-    are_connected = True
+    are_connected, go_alone = True, False
 
     def __init__(self, ranks: Communicator, plan: Plan, channels: Sequence[int]) -> None:
         schedule = hierarchical(ranks.topology, selection.between_carriers(ranks.topology))
@@ -92,6 +102,9 @@ class HostBuckets:
 
     def connect(self, watch: Watch) -> None:
         """Do nothing: messages need no more."""
+
+    def enter(self) -> None:
+        """Do nothing: the host has no streams."""
 
     def fill(self, index: int, arrays: Sequence[Any]) -> None:
         """Copy arrays into a bucket."""
@@ -115,9 +128,14 @@ class HostBuckets:
             else:
                 numpy.multiply(values, scale, out=array)
 
+    def close(self) -> None:
+        """Do nothing: memory is given back when nobody has it."""
+
 
 class DeviceBuckets:
     """Buckets in device memory, whose sums a link makes beside the current stream; see `Buckets`."""
+
+    go_alone = True
 
     def __init__(self, ranks: Communicator, plan: Plan, channel: int, memory: DeviceMemory, kind: Any) -> None:
         self._ranks, self._channel, self._memory, self._op = ranks, channel, memory, plan.reduction
@@ -137,6 +155,10 @@ class DeviceBuckets:
         """Make a link of their own: other calls come in another order on each rank."""
         if self._link is None:
             self._link = self._ranks.devices.link_at(self._memory, self._channel, watch)
+
+    def enter(self) -> None:
+        """Have later work come behind what the current stream was given: arrays may come in several streams."""
+        self._memory.enter(())
 
     def fill(self, index: int, arrays: Sequence[Any]) -> None:
         """Copy arrays into a bucket."""
@@ -159,7 +181,8 @@ class DeviceBuckets:
     def start(self, index: int) -> StartedSum:
         """Begin the sum of a bucket behind the current stream's work."""
         assert self._link is not None
-        self._link.is_left = True
+        if self._link.left is None:
+            self._link.left = self._stream.arrival()
         self._stream.begin(partial(self._link.reduce, self._buffers[index], self._op, self._watch))
         return _ByDevice(self._link, self._buffers[index])
 
@@ -167,12 +190,19 @@ class DeviceBuckets:
         """Order the current stream behind the sums."""
         self._stream.end()
         if self._link is not None:
-            self._link.is_left = False
+            self._link.left = None
 
     def take(self, index: int, arrays: Sequence[Any], scale: float | None) -> None:
         """Copy what is in a bucket into arrays, none of which is left out, multiplied."""
         self._memory.enter(arrays)
         self._packings[index].unpack(self._buffers[index], arrays, scale)
+
+    def close(self) -> None:
+        """Close the link, and give back the memory."""
+        self._buffers.clear()
+        self._ranks.devices.close_at(self._memory, self._channel)
+        self._link = None
+        self._memory.trim()
 
 
 #: What a device may still write to, as it was begun and never taken.
@@ -192,6 +222,7 @@ class _ByDevice:
         return True
 
     def abandon(self) -> None:
-        """Break the sum off, which others may never begin."""
+        """Break the sum off, which others may never begin, when those before it are done."""
         _left.append(self._buffer)
-        self._link.close(in_order=False)
+        with suppress(MpidistError):  # which every later call raises
+            self._link.close(in_order=True)

@@ -41,19 +41,21 @@ _BUCKETS, _LEAST_BUCKET_BYTES = 12, 1 << 20
 _KEPT = "berths of early sums"
 
 
-def early_plan(
-    ranks: Communicator, signatures: Sequence[Signature], op: str, number: int, kind: Any = None
-) -> Plan | None:
-    """Return the buckets of a list of this number; None where they cannot be begun early on this rank.  Local.
+def early_plan(ranks: Communicator, signatures: Sequence[Signature], op: str, kind: Any = None) -> Plan | None:
+    """Return the buckets of a list; None where they cannot be begun early on this rank.  Local.
 
-    They can where they travel between nodes, or by the link of a device, the list is long, and a berth is free.  `kind`
-    is an array of the kind that will be summed, by default NumPy's.
+    They can where they travel between nodes, or by the link of a device, and the list is long.  `kind` is an array of
+    the kind that will be summed, by default NumPy's.
     """
     nbytes = build(signatures, op, 1).nbytes
     plan = build(signatures, op, max(_LEAST_BUCKET_BYTES, -(-nbytes // _BUCKETS)))
-    is_free = _berth(number, kind) not in ranks.adapters.get(_KEPT, ())
     has_room = nbytes >= 2 * _LEAST_BUCKET_BYTES and 1 < len(plan.buckets) <= _MOST_BUCKETS
-    return plan if ranks.transport.has_channels and is_free and has_room and _travels(ranks, plan, kind) else None
+    return plan if ranks.transport.has_channels and has_room and _travels(ranks, plan, kind) else None
+
+
+def is_free(ranks: Communicator, number: int, kind: Any = None) -> bool:
+    """Return whether the berth of a list is free on this rank.  Local."""
+    return _berth(number, kind) not in ranks.adapters.get(_KEPT, ())
 
 
 def _travels(ranks: Communicator, plan: Plan, kind: Any) -> bool:
@@ -62,7 +64,11 @@ def _travels(ranks: Communicator, plan: Plan, kind: Any) -> bool:
     if memory is None:
         return ranks.topology.node_count > 1
     link = ranks.devices.known_link(memory)
-    return link is not None and all(link.can_reduce(each.dtype, plan.reduction) for each in plan.buckets)
+    return (
+        link is not None
+        and memory.has_streams
+        and all(link.can_reduce(each.dtype, plan.reduction) for each in plan.buckets)
+    )
 
 
 def _berth(number: int, kind: Any) -> int:
@@ -80,6 +86,7 @@ class EarlySums(Bound):
 
     def __init__(self, ranks: Communicator, plan: Plan, number: int, call: Call, flags: int, kind: Any = None) -> None:
         super().__init__(ranks, call)
+        self.plan = plan
         berth = _berth(number, kind)
         channels = [_FIRST_CHANNEL + berth * _MOST_BUCKETS + index for index in range(len(plan.buckets))]
         self.buckets = buckets_of(ranks, plan, channels, kind)
@@ -123,9 +130,11 @@ class EarlySums(Bound):
             raise TransportError(f"{self.call.what} was broken off by {self._error!r}") from self._error
         self._told[0] = not arrays
         self._begun[:] = 0
-        self._begun[: len(self._under_way)] = 1
         try:
             self.buckets.connect(watch)
+            if self.buckets.go_alone:  # others' hosts may be waiting for their devices, which wait for this one
+                self._begin(len(self._begun))
+            self._begun[: len(self._under_way)] = 1
             self._telling.run(watch, (self._told,), (self._told,))
             counts = not self._told[0]
             self._begin(len(self._begun) if counts else int(numpy.count_nonzero(self._begun)))
@@ -137,6 +146,11 @@ class EarlySums(Bound):
             raise
         self._under_way.clear()
         return counts
+
+    def end(self) -> None:
+        """Give back what it holds.  Collective: every rank calls it in the same order, behind a call."""
+        self.buckets.close()
+        self.close()
 
 
 def _closed(under_way: list[StartedSum], taken: set[int], berth: int) -> None:

@@ -13,7 +13,7 @@ from weakref import ref
 
 from mpidist.arrays import empty
 from mpidist.collectives.call import Call
-from mpidist.collectives.early_sums import EarlySums, early_plan
+from mpidist.collectives.early_sums import EarlySums, early_plan, is_free
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.persistent import UNLIKE, Bound
 from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment, Zeros
@@ -159,19 +159,24 @@ class Engine:
         """
         return bind_in_place(self._ranks, signatures, op, self._algorithm, self.timeout_seconds, kind)
 
-    def early_plan(self, signatures: Sequence[Signature], op: str, number: int, kind: Any = None) -> Plan | None:
-        """Return the buckets of a list of this number whose sums are begun early; None where they cannot be.  Local.
+    def early_plan(self, signatures: Sequence[Signature], op: str, kind: Any = None) -> Plan | None:
+        """Return the buckets of a list whose sums are begun early; None where they cannot be.  Local.
 
         They cannot where the user chose another algorithm, or asked for the same bits in every run: whether sums are
         begun early depends on times.  All ranks must agree before they `bind_early`.  `kind` as for `bind_in_place`.
         """
         settings = self._ranks.control.settings
         free = {selection.AUTO} if kind is None else {selection.AUTO, selection.NCCL}
-        is_free = {settings.algorithm, self._algorithm or selection.AUTO} <= free and not settings.deterministic
-        return early_plan(self._ranks, signatures, op, number, kind) if is_free else None
+        may_choose = {settings.algorithm, self._algorithm or selection.AUTO} <= free and not settings.deterministic
+        return early_plan(self._ranks, signatures, op, kind) if may_choose else None
 
-    def bind_early(self, plan: Plan, number: int, more: Signature, flags: int, kind: Any = None) -> EarlySums:
-        """Return the early sums of a list, see `EarlySums`; `more` tells the list from others.  Local."""
+    def bind_early(self, plan: Plan, number: int, more: Signature, flags: int, kind: Any = None) -> EarlySums | None:
+        """Return the early sums of a list, see `EarlySums`; `more` tells the list from others.  Local.
+
+        None where the berth of this number is taken.  MemoryError where the device has too little.
+        """
+        if not is_free(self._ranks, number, kind):
+            return None
         call = Call(f"all_reduce({plan.op}) that was begun early", [*plan.signatures, more])
         found = EarlySums(self._ranks, plan, number, call, flags, kind)
         found.timeout_seconds = self.timeout_seconds

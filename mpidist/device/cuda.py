@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import pairwise
@@ -48,6 +49,9 @@ class CudaMemory:
     """The memory of CUDA's devices; see `DeviceMemory`."""
 
     def __init__(self) -> None:
+        asked = os.environ
+        self.has_streams = (asked.get("CUDA_LAUNCH_BLOCKING") or "0") == "0"
+        self.has_streams &= asked.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
         self._stream: Any = None
         self._pinned = PinnedMemory()
 
@@ -100,6 +104,10 @@ class CudaMemory:
         """Return an array of the host on the device, for kernels in any stream."""
         return self.kept(cupy.asarray(values))
 
+    def trim(self) -> None:
+        """Empty CuPy's pool."""
+        cupy.get_default_memory_pool().free_all_blocks()
+
     def own_stream(self) -> CudaStream:
         """Return a stream beside others."""
         return CudaStream()
@@ -138,6 +146,10 @@ class CudaStream:
     def end(self) -> None:
         """Order the current stream behind this one."""
         cupy.cuda.get_current_stream().wait_event(event_of(self._own))
+
+    def arrival(self) -> Arrived:
+        """Return what tells whether its work is done."""
+        return partial(has_happened, event_of(self._own))
 
 
 class CudaPacking:

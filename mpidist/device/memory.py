@@ -58,12 +58,13 @@ class Link(Protocol):
 
     Every rank calls them in the same order, with flat arrays of the same dtypes and lengths.  `bounds`: where each
     rank's part begins, in elements, and where the last one ends.  `name`: with its version.  `control`: of these ranks.
-    `is_left`: what was begun by it is perhaps not begun on all ranks, and nobody has taken the results.
+    `left`: None, or what was begun last is perhaps not begun on all ranks; then ``left()`` tells whether all that was
+    begun before has been done.
     """
 
     name: str
     control: ControlChannel
-    is_left: bool
+    left: Arrived | None
 
     def look(self) -> None:
         """Raise if a collective that was begun has failed; the link and the control channel are broken then.  Local."""
@@ -88,7 +89,7 @@ class Link(Protocol):
         """Give other ranks C-contiguous arrays, and write into `places` what they give; any dtype.  Collective."""
 
     def close(self, in_order: bool) -> None:
-        """Give back what it holds; `in_order` says that all ranks do so.  Local."""
+        """Give back what it holds; `in_order` says that all ranks do so, and waits for what all have begun.  Local."""
 
 
 class OwnStream(Protocol):
@@ -103,12 +104,21 @@ class OwnStream(Protocol):
     def end(self) -> None:
         """Have what comes later in the current stream come behind all of this work.  Local."""
 
+    def arrival(self) -> Arrived:
+        """Return what tells whether all of this work is done.  Local."""
+        ...
+
 
 class DeviceMemory(Protocol):
-    """One kind of device memory, for one process.  All work is begun on the current stream, and nothing here waits."""
+    """One kind of device memory, for one process.  All work is begun on the current stream, and nothing here waits.
+
+    `has_streams`: the work of one stream goes on whatever that of others waits for, and so does the host.
+    """
+
+    has_streams: bool
 
     def enter(self, tensors: Sequence[Any]) -> None:
-        """Begin work on some arrays, behind the work that was begun before.  Local.
+        """Begin work on some arrays, or none, behind the work that was begun before.  Local.
 
         ValueError: one lies on another device than the current one.
         """
@@ -128,6 +138,9 @@ class DeviceMemory(Protocol):
     def kept(self, array: Any) -> Any:
         """Return a device array that several streams use; its memory is given back behind their work.  Local."""
         ...
+
+    def trim(self) -> None:
+        """Give back to the device what no array uses; may wait for it.  Local."""
 
     def own_stream(self) -> OwnStream:
         """Return a stream beside others.  Local."""

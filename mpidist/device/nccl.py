@@ -81,7 +81,7 @@ class Nccl:
         self.name, self.control = f"NCCL {dotted_nccl(version)}", transport.control
         self._communicator: Any = communicator
         self._rank, self._process = transport.rank, os.getpid()
-        self.is_left = False
+        self.left: Arrived | None = None
         self._last: Any = None  # GPU and stream of the last calls: NCCL does all of them in one order
         self._lock, self._is_closed = threading.RLock(), threading.Event()
         open_links.append(self)
@@ -189,11 +189,10 @@ class Nccl:
 
     def close(self, in_order: bool) -> None:
         """Give back what NCCL holds; errors as for `wait_for` in place of a wait for ranks that are gone."""
-        in_order &= not self.is_left
         if in_order and self._communicator is not None and self._last is not None:
             device, stream = self._last
             with device, stream:
-                wait_for(recorded(), self.control.watch(f"the end of {self.name}"))
+                wait_for(self.left or recorded(), self.control.watch(f"the end of {self.name}"))
         with self._lock:
             communicator, self._communicator = self._communicator, None
         if communicator is None:
@@ -202,20 +201,20 @@ class Nccl:
         open_links.remove(self)
         self.control.at_break.remove(self._at_break)
         own_process.not_at_exit(self._at_exit)
-        if in_order:
+        if in_order and self.left is None:
             communicator.destroy()
             return
-        if not (self.is_left or self._is_idle()):
+        if not self._is_idle():
             broken_links.append(self.name)
         communicator.abort()
 
     def _is_idle(self) -> bool:
-        """Whether all that was begun is known to be done."""
+        """Whether all that somebody may take is known to be done."""
         if self._last is None:
             return True
         device, stream = self._last
         with suppress(RuntimeError), device:  # CUDA's, where all work has failed
-            return bool(stream.done)
+            return bool(stream.done) if self.left is None else self.left()
         return False
 
     def _at_exit(self) -> None:

@@ -188,6 +188,8 @@ class PretendedMemory:
         Why ranks have no collectives of the device's own; empty if they have: pretended ones.
     """
 
+    has_streams = True
+
     def __init__(self, why_no_link: str = "the device is a pretended one") -> None:
         self._why_no_link = why_no_link
 
@@ -219,6 +221,9 @@ class PretendedMemory:
     def kept(self, array: Any) -> Any:
         """Return the array: there are no streams."""
         return array
+
+    def trim(self) -> None:
+        """Do nothing: memory is the host's."""
 
     def own_stream(self) -> PretendedStream:
         """Return a stream beside others."""
@@ -257,6 +262,10 @@ class PretendedStream:
         begun, self._begun = self._begun, []
         for fn in begun:
             fn()
+
+    def arrival(self) -> Arrived:
+        """Return what says that it is done."""
+        return lambda: True
 
 
 class PretendedPacking:
@@ -334,7 +343,7 @@ class PretendedLink:
     def __init__(self, transport: Transport) -> None:
         self._transport, self.control = transport, transport.control
         self.calls: list[str] = []
-        self.is_closed = self.is_left = False
+        self.is_closed, self.left = False, None
 
     def can_reduce(self, dtype: np.dtype, op: str) -> bool:
         """Return whether there is such a reduction."""

@@ -85,12 +85,25 @@ class DeviceWays:
         Collective: every rank calls it, within a begun call; local later.
         """
         if (memory, channel) not in self._further:
-            link = memory.link(self._ranks.transport.among(range(self._ranks.size), channel), watch)
+            try:
+                link = memory.link(self._ranks.transport.among(range(self._ranks.size), channel), watch)
+            except TransportError as error:
+                raise TransportError(f"{error}; or do with one link: PyTorch's overlap='none'") from error
             if isinstance(link, str):
-                raise TransportError(f"{self._ranks.control.own_name}: a further link could not be made: {link}")
+                raise TransportError(f"{self._ranks.control.own_name}: a second link could not be made: {link}")
             self._further[memory, channel] = link
             self._open.append(link)
         return self._further[memory, channel]
+
+    def close_at(self, memory: DeviceMemory, channel: int) -> None:
+        """Give back the link of a channel, if there is one; its work is awaited.
+
+        Collective: every rank calls it in the same order.
+        """
+        link = self._further.pop((memory, channel), None)
+        if link is not None:
+            self._open.remove(link)
+            link.close(in_order=True)
 
     def links(self) -> list[Link | str]:
         """Return what is known of the devices' own collectives, or why there are none.  Local."""

@@ -13,11 +13,12 @@ quicker kind is kept.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakMethod, finalize
 
 import torch
 
+from mpidist.collectives.early_sums import EarlySums
 from mpidist.collectives.reductions.plan import Plan
 from mpidist.errors import listed
 from mpidist.frameworks.replicas import Replicas
@@ -27,8 +28,9 @@ from mpidist.frameworks.torch.comparison import StepComparison
 from mpidist.frameworks.torch.early_gradients import early_gradients
 from mpidist.frameworks.torch.gradients import GradientList
 
-#: So many numbers are told before those of the list: whether this is over, what is gained, and what was wrong.
-_TOLD = 3
+#: What is told before the list's own: whether this is over, what is gained, on how many replicas that is known, and
+#: whether the sums before were wrong.
+_OVER, _GAINED, _KNOWN, _WRONG, _TOLD = range(5)
 
 #: After so many reductions in a row that could not take what was begun, nothing is begun any more.
 _MOST_MISSED = 3
@@ -92,31 +94,49 @@ class StepTimes:
         is_known = len(after) >= _STEPS_TIMED
         return is_known and min(self._sums, default=0.0) >= (1 - _MOST_OF_STEP) * min(after, default=0.0)
 
-    def gained(self) -> float:
-        """Return how many seconds a step gains by early sums, less what it must gain; 0 until that is known.  Local."""
+    def gained(self) -> float | None:
+        """Return how many seconds a step gains by early sums, less what it must gain; None until it is known.  Local."""
         after, early = self._steps
-        return _MOST_OF_STEP * min(after) - min(early) if len(early) >= _STEPS_TIMED and early else 0.0
+        return _MOST_OF_STEP * min(after) - min(early) if len(early) >= _STEPS_TIMED and early else None
+
+    @property
+    def are_open(self) -> bool:
+        """Whether more steps are to be timed."""
+        return any(len(each) < _STEPS_TIMED for each in self._steps)
+
+
+def planned(replicas: Replicas, gradients: GradientList, op: str) -> Plan | None:
+    """Return the buckets of gradients, in reverse order; None where their sums cannot begin early here.  Local."""
+    engine = replicas.engine()
+    return None if engine is None else engine.early_plan(gradients.signatures[::-1], op, gradients.kind)
+
+
+def bound_early(replicas: Replicas, gradients: GradientList, plan: Plan, number: int) -> EarlySums | None:
+    """Return the early sums of gradients; None where they cannot be for now.  Local.
+
+    `number`, the list's, is the same on all replicas.  MemoryError where the device has too little.
+    """
+    engine = replicas.engine()
+    assert engine is not None  # the plan is from it
+    with gradients.in_order():
+        told = _TOLD + gradients.tell().size
+        return engine.bind_early(plan, number, gradients.flags_signature, told, gradients.kind)
 
 
 class Overlap:
     """The early sums of the gradients of one list.
 
-    `plan` is of the signatures in reverse order; `number`, the list's, is the same on all replicas.  ``may_begin()``
-    returns whether the pass that is going on gives all that is reduced next.  `is_over`, the same on all replicas: this
-    is not used any more.
+    ``may_begin()`` returns whether the pass that is going on gives all that is reduced next.  `is_over`, the same on
+    all replicas: this is not used any more.
     """
 
     def __init__(
-        self, replicas: Replicas, gradients: GradientList, plan: Plan, number: int, may_begin: WeakMethod[Any]
+        self, replicas: Replicas, gradients: GradientList, sums: EarlySums, may_begin: WeakMethod[Any]
     ) -> None:
         self.gradients = gradients
         self.is_over = False
-        self._replicas, self._may_begin = replicas, may_begin
-        engine = replicas.engine()
-        assert engine is not None  # the plan is from it
-        told = _TOLD + gradients.tell().size
-        with gradients.in_order():
-            self._sums = engine.bind_early(plan, number, gradients.flags_signature, told, gradients.kind)
+        self._replicas, self._sums, self._may_begin = replicas, sums, may_begin
+        plan = sums.plan
         self._members = [bucket.tensors for bucket in plan.buckets]
         parameters = gradients.parameters[::-1]
         by_bucket = [[parameters[each] for each in found] for found in self._members]
@@ -159,6 +179,7 @@ class Overlap:
         self._come.add(key)
         self._lacking[self._bucket_of[key]] -= 1
         with self.gradients.in_order():
+            self._sums.buckets.enter()
             while self._copied < len(self._lacking) and not self._lacking[self._copied] and not self._is_spoiled:
                 self._copy()
             if self._copied and not self._is_spoiled:
@@ -171,7 +192,9 @@ class Overlap:
 
     # -- at its end ---------------------------------------------------------------------------------------------------
 
-    def reduce(self, is_asked: bool, bound: GradientList, gained: float, compared: StepComparison | None) -> bool:
+    def reduce(
+        self, is_asked: bool, bound: GradientList, gained: float | None, compared: StepComparison | None
+    ) -> bool:
         """Take the early sums if they count on all replicas, and return whether they do.
 
         Collective: every rank calls it in the same order, before a reduction of any other kind.  `is_asked`: the last
@@ -183,23 +206,26 @@ class Overlap:
         with self.gradients.in_order():
             return self._reduce(is_asked, bound, gained, compared)
 
-    def _reduce(self, is_asked: bool, bound: GradientList, gained: float, compared: StepComparison | None) -> bool:
+    def _reduce(
+        self, is_asked: bool, bound: GradientList, gained: float | None, compared: StepComparison | None
+    ) -> bool:
         counts = is_asked and bound is self.gradients and self._pass >= 0
         was_wrong = self._early.were_wrong()
         counts = counts and self._complete()
         self._missed = 0 if counts else self._missed + 1
         flags, gradients = self._sums.flags, self.gradients
-        flags[0] = bound is not gradients or self._missed >= _MOST_MISSED
-        flags[1] = gained
-        flags[2] = was_wrong
+        flags[_OVER] = bound is not gradients or self._missed >= _MOST_MISSED
+        flags[_GAINED], flags[_KNOWN] = gained or 0.0, gained is not None
+        flags[_WRONG] = was_wrong
         flags[_TOLD:] = gradients.tell() if counts else 0
         self._is_spoiled = True  # until the call has come to its end
         if compared is not None:
             compared.compare_groups(self._sums)
         has_taken = self._sums(counts)
-        if flags[2]:
+        is_known = round(flags[_KNOWN]) == self._replicas.size
+        self.is_over = bool(flags[_OVER] or flags[_WRONG] or (is_known and flags[_GAINED] < 0))
+        if flags[_WRONG]:
             self._refuse(was_wrong)
-        self.is_over = flags[0] != 0 or flags[1] < 0
         if has_taken:
             gradients.hear(flags[_TOLD:])
             self._put_in_place()
@@ -207,7 +233,9 @@ class Overlap:
             self._early.forget()
         self._reset()
         if self.is_over:
-            self._sums.close()
+            if has_taken and gradients.on_device:
+                self._refuse(self._early.were_wrong())
+            self._sums.end()
         return has_taken
 
     def _complete(self) -> bool:
@@ -224,13 +252,14 @@ class Overlap:
         for index, members in enumerate(self._members):
             self._early.put(index, [bool(has[each]) for each in members])
 
-    def _refuse(self, is_own: bool) -> NoReturn:
-        """Raise on all replicas, as some have summed other gradients than those of the step before.  Collective."""
+    def _refuse(self, is_own: bool) -> None:
+        """Raise on all replicas, where some have summed other gradients than those of a pass.  Collective."""
         told = self._replicas.communicator.exchange(b"wrong" if is_own else b"", "gradients that were changed")
         ranks = listed(str(rank) for rank, each in enumerate(told) if each)
-        raise RuntimeError(
-            f"in the backward pass of the step before, gradients on rank {ranks} of {self._replicas.size} were changed "
-            "after their sum was begun, in a way that PyTorch does not see, as by parameter.grad.data; that step has "
-            "used them as they were before. Change parameter.grad itself, or change it behind backward(), or pass "
-            "overlap='none'"
-        )
+        if ranks:
+            raise RuntimeError(
+                f"in a backward pass, the last one or the one before it, gradients on rank {ranks} of "
+                f"{self._replicas.size} were changed after their sum was begun, in a way that PyTorch does not see, as "
+                "by parameter.grad.data; the sum has them as they were before. Change parameter.grad itself, or change "
+                "it behind backward(), or pass overlap='none'"
+            )

@@ -24,6 +24,7 @@ from weakref import WeakMethod, WeakSet
 import numpy
 import torch
 
+from mpidist.collectives.early_sums import EarlySums
 from mpidist.collectives.reductions.plan import Plan
 from mpidist.compression import Compression
 from mpidist.errors import CollectiveMismatchError, listed, quoted
@@ -35,7 +36,7 @@ from mpidist.frameworks.torch.gradients import NOTES, GradientList
 from mpidist.frameworks.torch.join import GRADIENTS, LOSS, WEIGHTED, Joining
 from mpidist.frameworks.torch.marks import MarkState, digest_of
 from mpidist.frameworks.torch.origins import GradientOrigins
-from mpidist.frameworks.torch.overlap import Overlap, StepTimes
+from mpidist.frameworks.torch.overlap import Overlap, StepTimes, bound_early, planned
 from mpidist.frameworks.torch.ownership import Ownership
 from mpidist.frameworks.torch.row_parts import RowParts
 from mpidist.frameworks.torch.tensors import Named, are_same, check_memory, trainable
@@ -132,6 +133,7 @@ class GradientReduction:
         self._number = replicas.next_number()
         self._may_overlap = overlap != "none"
         self._planned: tuple[Any, Plan | None] = None, None
+        self._early: EarlySums | None = None  # of the plan, until all ranks have agreed
         self.overlap: Overlap | None = None
         self.has_overlapped = False
         self._bind(trainable(named()))
@@ -348,7 +350,8 @@ class GradientReduction:
         Collective.
         """
         is_all = is_at_end and op == self.op and scale is None and self.joining is None
-        begun, overlap = self._now(bound), self.overlap
+        is_timed = self._is_timed(bound)
+        begun, overlap = self._now(bound) if is_timed else None, self.overlap
         self.has_overlapped = False
         if overlap is not None:
             self.has_overlapped = overlap.reduce(is_all, bound, self._times.gained(), compared)
@@ -356,37 +359,46 @@ class GradientReduction:
                 self.overlap = None
                 self._may_overlap &= overlap.gradients is not bound
             if self.has_overlapped:
-                self._times.note(True, begun, self._now(bound))
+                if is_timed:
+                    self._times.note(True, begun, self._now(bound))
                 return frozenset()
             compared = None  # with that call
-        plan = self._plan(bound) if self.overlap is None else None
-        bound.keeps_apart[0] = plan is None
+        early = self._early_sums(bound) if self.overlap is None else None
+        bound.keeps_apart[0] = early is None
         sparse = bound.reduce(op, scale, compared)
-        if is_all and overlap is None:
+        if is_timed and is_all and overlap is None:
             self._times.note(False, begun, self._now(bound))
         else:
             self._times.interrupt()
-        if plan is not None and not bound.keeps_apart[0]:
-            self.overlap = Overlap(self.replicas, bound, plan, self._number, WeakMethod(self._gives_all))
+        if early is not None and not bound.keeps_apart[0]:
+            self._early = None
+            self.overlap = Overlap(self.replicas, bound, early, WeakMethod(self._gives_all))
         return sparse
+
+    def _is_timed(self, bound: GradientList) -> bool:
+        """Return whether the time of this reduction may tell something.  Local."""
+        has_plan = self._planned[0] is not bound or self._planned[1] is not None
+        return self._may_overlap and bound.is_plain and has_plan and self._times.are_open and self.replicas.size > 1
 
     def _now(self, bound: GradientList) -> Any:
         """Return the time where gradients are reduced."""
         return cuda.now(bound.parameters[0]) if bound.on_device else perf_counter()
 
-    def _plan(self, bound: GradientList) -> Plan | None:
-        """Return the buckets to be reduced in backward passes; None where that cannot be, or is no gain.  Local."""
+    def _early_sums(self, bound: GradientList) -> EarlySums | None:
+        """Return what sums in backward passes; None where that cannot be, or is no gain.  Local."""
         if not (self._may_overlap and bound.is_plain and self._passes == 1 and self.joining is None):
             return None
         if not self._times.may_gain():
             return None
         if self._planned[0] is not bound:
-            engine = self.replicas.engine()
-            plan = (
-                None if engine is None else engine.early_plan(bound.signatures[::-1], self.op, self._number, bound.kind)
-            )
-            self._planned = bound, plan
-        return self._planned[1]
+            self._planned, self._early = (bound, planned(self.replicas, bound, self.op)), None
+        plan = self._planned[1]
+        if plan is not None and self._early is None:
+            try:
+                self._early = bound_early(self.replicas, bound, plan, self._number)
+            except MemoryError:  # of the device: sums after the pass take none
+                self._may_overlap = False
+        return self._early
 
     def _tell(self, notes: Any, given: _Given, is_own: bool, is_unowned: bool) -> None:
         """Set what this replica tells the others.  Local."""
