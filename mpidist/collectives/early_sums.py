@@ -107,14 +107,28 @@ class EarlySums(Bound):
         if self._error is not None or control.broken is not None or not control.turnstile.try_acquire():
             return
         try:
-            self._begin(filled)
+            self._try(filled)
+        finally:
+            control.turnstile.release()
+
+    def fill(self, arrays: Any) -> bool:
+        """Begin all, before the call is, where sums go on by themselves.
+
+        Hosts of others may be waiting for their devices, and these for this one.
+        """
+        if self.buckets.go_alone and self._error is None:
+            self._try(len(self._begun))
+        return True
+
+    def _try(self, count: int) -> None:
+        """Begin the first buckets, and move on what is under way; the call tells the others of an error."""
+        try:
+            self._begin(count)
             self._poll()
-        except BaseException as error:  # what was broken off cannot go on: the call tells the others
+        except BaseException as error:  # what was broken off cannot go on
             self._error = error
             if not isinstance(error, Exception):
                 raise
-        finally:
-            control.turnstile.release()
 
     def _begin(self, count: int) -> None:
         while len(self._under_way) < count and self.buckets.are_connected:
@@ -132,8 +146,6 @@ class EarlySums(Bound):
         self._begun[:] = 0
         try:
             self.buckets.connect(watch)
-            if self.buckets.go_alone:  # others' hosts may be waiting for their devices, which wait for this one
-                self._begin(len(self._begun))
             self._begun[: len(self._under_way)] = 1
             self._telling.run(watch, (self._told,), (self._told,))
             counts = not self._told[0]

@@ -22,6 +22,7 @@ from mpidist.errors import MpidistError, RankFailedError, TransportError, listed
 from mpidist.output import say
 
 if TYPE_CHECKING:
+    from mpidist.device.memory import Arrived
     from mpidist.runtime.watch import Watch
     from mpidist.transports.base import Transport
 

@@ -343,7 +343,8 @@ class PretendedLink:
     def __init__(self, transport: Transport) -> None:
         self._transport, self.control = transport, transport.control
         self.calls: list[str] = []
-        self.is_closed, self.left = False, None
+        self.left: Arrived | None = None
+        self.is_closed = False
 
     def can_reduce(self, dtype: np.dtype, op: str) -> bool:
         """Return whether there is such a reduction."""

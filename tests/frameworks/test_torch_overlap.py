@@ -150,7 +150,7 @@ def test_only_steps_next_to_others_of_their_kind_are_timed(monkeypatch):
     for each in notes:
         seen.append((times.may_gain(), times.gained()))
         times.interrupt() if each is None else times.note(*each)
-    assert seen == [(False, 0)] * 5 + [(True, 0)] * 2
+    assert seen == [(False, None)] * 5 + [(True, None)] * 2
     times.note(True, 22, 23)
     assert times.gained() == pytest.approx(0.95 * 4 - 3)  # 5 and 4 seconds, 7.5 and 3
 
@@ -496,7 +496,9 @@ def test_gradients_that_are_changed_in_the_pass(change, on_device):
     assert model._reduction.overlap is None
 
 
-def test_gradients_on_a_device_that_are_changed_past_pytorch_are_an_error_in_the_next_step(on_device):
+@pytest.mark.parametrize("is_last", [False, True])
+def test_gradients_on_a_device_that_are_changed_past_pytorch_are_an_error(on_device, monkeypatch, is_last):
+    """In the next step; or in the same one, if it is the last whose sums begin in the pass."""
     bare = tanh_model()
     model, optimizer, owner = distributed(bare)
     train(model, optimizer, batches(3, 12))
@@ -506,12 +508,48 @@ def test_gradients_on_a_device_that_are_changed_past_pytorch_are_an_error_in_the
     if world().rank == 1:
         _halve_past_pytorch(bare)
     x, y = rows(8, seed=1)
-    optimizer.zero_grad()
-    cross_entropy(model(x.requires_grad_()), y).backward()
-    optimizer.step()
+    if is_last:
+        monkeypatch.setattr(overlapping.StepTimes, "gained", lambda self: -1.0)
+    else:
+        optimizer.zero_grad()
+        cross_entropy(model(x.requires_grad_()), y).backward()
+        optimizer.step()
     optimizer.zero_grad()
     with pytest.raises(RuntimeError, match="gradients on rank 1 of .* were changed after their sum was begun"):
-        cross_entropy(model(x), y).backward()
+        cross_entropy(model(x.requires_grad_()), y).backward()
+
+
+def test_what_is_gained_counts_when_all_ranks_know_it(monkeypatch):
+    """Times of a device are known on one rank before others."""
+    bare = tanh_model()
+    model, optimizer, owner = distributed(bare)
+    train(model, optimizer, batches(2, 12))
+    known = {0: -1.0, 1: 2.0}
+    turn = [0]
+    monkeypatch.setattr(
+        overlapping.StepTimes, "gained", lambda self: known.get(world().rank, 0.0) if turn[0] >= world().rank else None
+    )
+    for turn[0] in range(world().size + 1):
+        train(model, optimizer, batches(1, 12))
+        assert owner.has_overlapped == several()
+    known[1] = 0.5
+    train(model, optimizer, batches(2, 12))
+    assert not owner.has_overlapped
+
+
+def test_without_memory_for_the_buckets_all_sums_are_made_after_the_pass(monkeypatch):
+    def no_memory(*given):
+        raise MemoryError
+
+    bare = tanh_model()
+    expected = trained_alone(bare, momentum, batches(5, 12))
+    if world().rank == world().size - 1:
+        monkeypatch.setattr(early_sums, "buckets_of", no_memory)
+    model, optimizer, owner = distributed(bare)
+    for batch in batches(5, 12):
+        train(model, optimizer, [batch])
+        assert not owner.has_overlapped
+    assert_alike(bare, expected)
 
 
 def test_gradients_are_the_rank_s_own_until_the_pass_is_over():

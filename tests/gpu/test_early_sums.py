@@ -27,7 +27,7 @@ def bound(xp, engine, dtype, number=0, op="sum"):
     """Return the early sums of arrays of `SHAPES`, each in a bucket of its own; None where there are none."""
     kind = xp.zeros(0, dtype)
     signatures = [(str(shape), kind.dtype, shape) for shape in SHAPES]
-    plan = engine.early_plan(signatures, op, number, kind)
+    plan = engine.early_plan(signatures, op, kind)
     links = [each for each in DeviceWays.links(world_communicator().devices) if not isinstance(each, str)]
     assert (plan is not None) == (place()[1] > 1 and bool(links))
     return None if plan is None else engine.bind_early(plan, number, ("flags", numpy.dtype("f4"), (1,)), 1, kind)
@@ -71,7 +71,7 @@ def test_each_rank_begins_when_it_likes(xp, engine, dtype, is_other):
             wanted = [2 * each for each in expected(dtype, step, scale)]
             problems.append(problems_of(xp, doubled, wanted))
     check_on_all_ranks("".join(problems))
-    sums.close()
+    sums.end()
 
 
 def test_what_does_not_count_on_one_rank_is_dropped_on_all(xp, engine):
@@ -92,7 +92,7 @@ def test_what_does_not_count_on_one_rank_is_dropped_on_all(xp, engine):
                 sums.buckets.take(index, [each], None)
             problems.append(problems_of(xp, given, expected("f4", step)))
     check_on_all_ranks("".join(problems))
-    sums.close()
+    sums.end()
 
 
 def test_two_lists_are_under_way_at_once_in_any_order(xp, engine):
@@ -109,7 +109,7 @@ def test_two_lists_are_under_way_at_once_in_any_order(xp, engine):
         for index, each in enumerate(given[step]):
             sums.buckets.take(index, [each], None)
         problems.append(problems_of(xp, given[step], expected("f4", step)))
-        sums.close()
+        sums.end()
     check_on_all_ranks("".join(problems))
 
 
@@ -131,4 +131,69 @@ def test_arrays_that_were_changed_are_told(xp, engine, dtype, change):
     for index, each in enumerate(given):
         sums.buckets.mark(index, [each], is_first=False)
     check_on_all_ranks(sums.buckets.have_changed(3)() == (change != "none"))
-    sums.close()
+    sums.end()
+
+
+def test_arrays_of_one_bucket_come_in_several_streams(xp, engine):
+    sums, problems = bound(xp, engine, "f4"), []
+    if sums is None:
+        return
+    first, second = two_streams(xp)
+    for step in range(20):
+        with first:
+            whole = xp.zeros(sum(map(numpy.prod, SHAPES)), "f4")
+            event = first.record()
+        parts = [part.reshape(shape) for part, shape in zip(xp.split(whole, [4000, 7000]), SHAPES, strict=True)]
+        second.wait_event(event)
+        for index, each in enumerate(parts):
+            for half, stream_of_half in zip(xp.split(each.reshape(-1), 2), (first, second), strict=True):
+                with stream_of_half:
+                    slowly(xp, half, place()[0] + 1 + step)
+                    sums.buckets.enter()
+            with second:
+                sums.buckets.fill(index, [each])
+                sums.move_on(index + 1)
+        first.wait_event(second.record())
+        with first:
+            assert sums(True)
+            for index, each in enumerate(parts):
+                sums.buckets.take(index, [each], None)
+            wanted = numpy.full(whole.size, place()[1] * (place()[1] + 1) // 2 + place()[1] * step, "f4")
+            problems.append(problems_of(xp, [whole], [wanted]))
+    check_on_all_ranks("".join(problems))
+    sums.end()
+
+
+def test_a_rank_that_waits_for_its_device_in_the_pass(xp, engine):
+    """Others have begun nothing yet: they do so in the call, whether theirs count or not."""
+    sums = bound(xp, engine, "f4")
+    if sums is None:
+        return
+    for step in range(4):
+        given = slow_arrays(xp, "f4", step)
+        for index, each in enumerate(given):
+            sums.buckets.fill(index, [each])
+        if step and step % place()[1] == place()[0]:
+            sums.move_on(1)
+            xp.cuda.Device().synchronize()
+        assert sums(step % 2 == 0 or place()[0] == 0) == (step % 2 == 0)
+    sums.end()
+
+
+def test_sums_that_were_taken_are_right_where_a_later_one_is_abandoned(xp, engine):
+    """Rank 0 drops its list with a sum under way that nobody else begins, while others are still busy."""
+    sums = bound(xp, engine, "f4")
+    if sums is None:
+        return
+    given = slow_arrays(xp, "f4", 0)
+    for index, each in enumerate(given):
+        sums.buckets.fill(index, [each])
+    assert sums(True)
+    for index, each in enumerate(given):
+        sums.buckets.take(index, [each], None)
+    if place()[0] == 0:
+        sums.buckets.fill(0, [xp.ones(SHAPES[0], "f4")])
+        sums.move_on(1)
+        sums.close()
+    check_on_all_ranks(problems_of(xp, given, expected("f4", 0)))
+    check_on_all_ranks(problems_of(xp, [in_replica("SUM", xp.ones(5, "f4"))], [numpy.full(5, place()[1], "f4")]))

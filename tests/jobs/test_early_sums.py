@@ -17,7 +17,7 @@ from mpidist.world import world_communicator
 ranks = world_communicator()
 rank, size = ranks.rank, ranks.size
 signatures = [(name, numpy.dtype("f4"), (1 << 21,)) for name in "abc"]
-plan = ranks.engine().early_plan(signatures, "sum", 0)
+plan = ranks.engine().early_plan(signatures, "sum")
 sums = ranks.engine().bind_early(plan, 0, ("", numpy.dtype("f4"), (1,)), 1)
 
 def say(line):

@@ -95,7 +95,7 @@ class StepTimes:
         return is_known and min(self._sums, default=0.0) >= (1 - _MOST_OF_STEP) * min(after, default=0.0)
 
     def gained(self) -> float | None:
-        """Return how many seconds a step gains by early sums, less what it must gain; None until it is known.  Local."""
+        """Return by how many seconds early sums shorten a step more than they must; None until it is known.  Local."""
         after, early = self._steps
         return _MOST_OF_STEP * min(after) - min(early) if len(early) >= _STEPS_TIMED and early else None
 

@@ -50,6 +50,10 @@ _NOT_LEFT, _LEFT, _CHANGED, _MIXED, _TOUCHED, _OWN, _UNOWNED, _INSIDE = range(_P
 _OVERLAPS = ("auto", "none")
 
 
+#: So often a replica is ready to begin sums in the pass, and another one is not, until it gives up.
+_MOST_REFUSALS = 10
+
+
 @dataclass(frozen=True)
 class _Given:
     """What a replica gives to a reduction."""
@@ -133,6 +137,7 @@ class GradientReduction:
         self._number = replicas.next_number()
         self._may_overlap = overlap != "none"
         self._planned: tuple[Any, Plan | None] = None, None
+        self._refusals = 0
         self._early: EarlySums | None = None  # of the plan, until all ranks have agreed
         self.overlap: Overlap | None = None
         self.has_overlapped = False
@@ -373,6 +378,10 @@ class GradientReduction:
         if early is not None and not bound.keeps_apart[0]:
             self._early = None
             self.overlap = Overlap(self.replicas, bound, early, WeakMethod(self._gives_all))
+        elif early is not None:
+            self._refusals += 1
+            if self._refusals > _MOST_REFUSALS:  # the memory is for something else
+                self._may_overlap, self._early = False, None
         return sparse
 
     def _is_timed(self, bound: GradientList) -> bool:

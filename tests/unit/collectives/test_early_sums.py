@@ -25,7 +25,7 @@ def short_buckets(monkeypatch):
 
 def bound(ranks, number=0, flags=2):
     engine = ranks.engine()
-    plan = engine.early_plan(SIGNATURES, "sum", number)
+    plan = engine.early_plan(SIGNATURES, "sum")
     assert [bucket.elements for bucket in plan.buckets] == LENGTHS
     return engine.bind_early(plan, number, ("flags", numpy.dtype("f4"), (flags,)), flags)
 
@@ -143,7 +143,7 @@ def test_a_berth_is_free_again_unless_something_is_under_way_in_it():
         ranks = world_communicator()
 
         def is_free(number):
-            return ranks.engine().early_plan(SIGNATURES, "sum", number) is not None
+            return early_sums.is_free(ranks, number)
 
         sums, other = bound(ranks, 5), bound(ranks, 6)
         assert not is_free(5) and not is_free(5 + 64) and not is_free(6) and is_free(7)
@@ -160,8 +160,8 @@ def test_where_nothing_is_begun_early(monkeypatch):
     def plans():
         ranks = world_communicator()
         engines = [ranks.engine(), Engine(ranks, algorithm="ring"), Engine(ranks, algorithm="pinned")]
-        found = [each.early_plan(SIGNATURES, "mean", 0) for each in engines]
-        return [each is not None for each in (*found, ranks.engine().early_plan(SIGNATURES[:1], "mean", 0))]
+        found = [each.early_plan(SIGNATURES, "mean") for each in engines]
+        return [each is not None for each in (*found, ranks.engine().early_plan(SIGNATURES[:1], "mean"))]
 
     assert run_ranks(2, plans, hosts=["a", "b"]) == [[True, False, False, False]] * 2
     assert run_ranks(2, plans) == [[False] * 4] * 2
