@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from zlib import crc32
@@ -248,24 +249,37 @@ class PretendedMemory:
 
 
 class PretendedStream:
-    """A stream whose work happens when somebody is ordered behind it."""
+    """A stream in which links work when somebody is ordered behind it."""
 
     def __init__(self) -> None:
-        self._begun: list[Callable[[], None]] = []
+        self.begun: list[Callable[[], None]] = []
 
     def begin(self, fn: Callable[[], None]) -> None:
-        """Keep what begins work."""
-        self._begun.append(fn)
+        """Call what begins work."""
+        _current.stream = self
+        try:
+            fn()
+        finally:
+            _current.stream = None
 
     def end(self) -> None:
         """Do all the work."""
-        begun, self._begun = self._begun, []
+        begun, self.begun = self.begun, []
         for fn in begun:
             fn()
 
     def arrival(self) -> Arrived:
         """Return what says that it is done."""
         return lambda: True
+
+
+class _Current(threading.local):
+    """The stream in which a thread begins work; None for the only one that is not pretended."""
+
+    stream: PretendedStream | None = None
+
+
+_current = _Current()
 
 
 class PretendedPacking:
@@ -354,7 +368,13 @@ class PretendedLink:
         """Do nothing: what was begun is done."""
 
     def reduce(self, buffer: DeviceArray, op: str, watch: Watch) -> None:
-        """Reduce an array in place."""
+        """Reduce an array in place; in another stream later."""
+        if _current.stream is None:
+            self._reduce(buffer, op, watch)
+        else:
+            _current.stream.begun.append(partial(self._reduce, buffer, op, watch))
+
+    def _reduce(self, buffer: DeviceArray, op: str, watch: Watch) -> None:
         self._agree("reduce", watch, buffer, op)
         buffer._hidden[...] = self._reduced(buffer, op, watch)
 

@@ -15,7 +15,7 @@ from mpidist.collectives.mismatch import fact
 from mpidist.collectives.ways.bucket_reduction import BucketReduction
 from mpidist.collectives.ways.pieces import Pieces, segments
 from mpidist.collectives.ways.selection import NCCL, STAGED
-from mpidist.device.memory import Arrived, DeviceMemory, Link, memory_of
+from mpidist.device.memory import Arrived, DeviceMemory, Link, OwnStream, memory_of
 from mpidist.device.waiting import wait_for
 from mpidist.errors import MissingDependencyError, RankFailedError, TransportError
 from mpidist.runtime.control import Watch
@@ -162,6 +162,7 @@ class DeviceReplay:
         self._ways, self._ranks, self._memory = ways, ranks, memory
         self._op, self._dtype = op, dtype
         self._way, _, self._host_algorithm = algorithm.partition(":")
+        self._reads: OwnStream | None = None
         self._host_reductions: dict[int, BucketReduction] = {}
 
     def __call__(self, watch: Watch, buffer: Any) -> None:
@@ -173,11 +174,16 @@ class DeviceReplay:
             link.reduce(buffer, self._op, watch)
 
     def _stage(self, watch: Watch, flat: Any) -> None:
-        """Reduce piece by piece through the host."""
+        """Reduce piece by piece through the host; reads have a stream of their own, or each write waited for all."""
         memory, ways = self._memory, self._ways
         host = ways.host_buffer(memory, flat.size, self._dtype, watch)
         spans = segments(flat.size, _PIECE_BYTES // self._dtype.itemsize)
-        arrivals = [memory.read(flat[start:stop], host[start:stop]) for start, stop in spans]
+        arrivals: list[Arrived] = []
+        if self._reads is None:
+            self._reads = memory.own_stream()
+        self._reads.begin(
+            lambda: arrivals.extend(memory.read(flat[start:stop], host[start:stop]) for start, stop in spans)
+        )
         for (start, stop), arrived in zip(spans, arrivals, strict=True):
             wait_for(arrived, watch)
             self._reduce_on_host(watch, host[start:stop])

@@ -58,6 +58,7 @@ def _all_kernels() -> Iterator[tuple[str, Any]]:
     from mpidist.device import cuda
 
     yield "move", cuda._move_kernel()
+    yield "mark", cuda._mark_kernel()
     yield "judge", cuda._judge_kernel()
     for apart, together, is_multiplied in sorted(_conversions(), key=str):
         times = " times a factor" if is_multiplied else ""
