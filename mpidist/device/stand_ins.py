@@ -1,0 +1,41 @@
+"""Values that stand for others while NCCL reduces them, so that results are the host's; arrays of any library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+
+#: What stands for integers of 16 bits, which NCCL does not have: sums and products of both wrap to the same 16 bits.
+WIDER = {"int16": "int32", "uint16": "uint32"}
+
+
+@contextmanager
+def standing_in(values: Any, op: str) -> Iterator[Any]:
+    """Give what is reduced in place of a flat array inside the block; the array has the results behind it.
+
+    Memory is made, used and given back in the order of the current stream.
+    """
+    if values.dtype.name in WIDER:
+        wide = values.astype(WIDER[values.dtype.name])
+        yield wide
+        values[...] = wide
+    elif values.dtype.kind == "f" and op in ("min", "max"):  # by NCCL they would lose NaN
+        integers, is_nan = values.view(f"i{values.itemsize}"), values != values
+        integers[is_nan] = numpy.iinfo(integers.dtype).max if op == "max" else -1
+        _turn(integers)
+        yield integers
+        _turn(integers)
+    else:
+        yield values
+
+
+def _turn(integers: Any) -> None:
+    """Make bits of floats integers in the order of the floats, in place, or these again the bits.
+
+    Bits without the sign are in the order of the size: those of negative floats are turned round.  So NaN of all bits
+    is beyond all other floats, at the end of its sign.
+    """
+    integers ^= (integers >> 8 * integers.itemsize - 1) & numpy.iinfo(integers.dtype).max
