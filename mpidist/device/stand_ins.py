@@ -23,19 +23,21 @@ def standing_in(values: Any, op: str) -> Iterator[Any]:
         yield wide
         values[...] = wide
     elif values.dtype.kind == "f" and op in ("min", "max"):  # by NCCL they would lose NaN
-        integers, is_nan = values.view(f"i{values.itemsize}"), values != values
-        integers[is_nan] = numpy.iinfo(integers.dtype).max if op == "max" else -1
+        integers = values.view(f"i{values.itemsize}")
+        nans = (1 << numpy.finfo(values.dtype).nmant) - 1  # so many of each sign, at both ends
+        to_one_end = nans if op == "min" else -nans  # those beyond the other end wrap to this one
         _turn(integers)
+        integers += to_one_end
         yield integers
+        integers -= to_one_end
         _turn(integers)
     else:
         yield values
 
 
 def _turn(integers: Any) -> None:
-    """Make bits of floats integers in the order of the floats, in place, or these again the bits.
+    """Make bits of floats integers in the order of the floats, in place, or those integers the bits again.
 
-    Bits without the sign are in the order of the size: those of negative floats are turned round.  So NaN of all bits
-    is beyond all other floats, at the end of its sign.
+    Bits but that of the sign are in the order of sizes: with the sign, they are turned round.
     """
     integers ^= (integers >> 8 * integers.itemsize - 1) & numpy.iinfo(integers.dtype).max
