@@ -17,7 +17,7 @@ import numpy
 
 from mpidist import own_process
 from mpidist.device.cards import SHARING_VARIABLE, Card, current_card, dotted_nccl, shared_cards, sharing_problem
-from mpidist.device.stand_ins import WIDER, standing_in
+from mpidist.device.nccl_values import WIDER, standing_in
 from mpidist.device.waiting import broken_links, open_links, recorded, wait_for
 from mpidist.errors import MpidistError, RankFailedError, TransportError, listed
 from mpidist.output import say

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import numpy
 import pytest
 
-from mpidist.device.stand_ins import standing_in
+from mpidist.device.nccl_values import standing_in
 
 NAN, INF = numpy.nan, numpy.inf
 

@@ -1,4 +1,4 @@
-"""Values that stand for others while NCCL reduces them, so that results are the host's; arrays of any library."""
+"""What NCCL is given in place of some values, so that its results are the host's; arrays of any library."""
 
 from __future__ import annotations
 
@@ -40,4 +40,6 @@ def _turn(integers: Any) -> None:
 
     Bits but that of the sign are in the order of sizes: with the sign, they are turned round.
     """
-    integers ^= (integers >> 8 * integers.itemsize - 1) & numpy.iinfo(integers.dtype).max
+    turned = integers >> 8 * integers.itemsize - 1  # all bits of those with the sign
+    turned &= numpy.iinfo(integers.dtype).max
+    integers ^= turned
