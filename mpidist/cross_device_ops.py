@@ -315,8 +315,8 @@ class HierarchicalCopyAllReduce(AllReduceCrossDeviceOps):
 class NcclAllReduce(AllReduceCrossDeviceOps):
     """All-reduce by NVIDIA's NCCL, between GPUs.
 
-    Arrays of the host are reduced as by default, and so is what NCCL cannot do (the least and greatest of floats, where
-    it loses NaN; products of complex numbers), on copies in host memory.
+    Arrays of the host are reduced as by default, and so is what NCCL cannot do (products of complex numbers), on copies
+    in host memory.
 
     Raises
     ------

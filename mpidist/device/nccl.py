@@ -17,6 +17,7 @@ import numpy
 
 from mpidist import own_process
 from mpidist.device.cards import SHARING_VARIABLE, Card, current_card, dotted_nccl, shared_cards, sharing_problem
+from mpidist.device.nccl_values import WIDER, standing_in
 from mpidist.device.waiting import broken_links, open_links, recorded, wait_for
 from mpidist.errors import MpidistError, RankFailedError, TransportError, listed
 from mpidist.output import say
@@ -91,25 +92,29 @@ class Nccl:
         threading.Thread(target=self._keep_watch, name="mpidist-nccl-watch", daemon=True).start()
 
     def can_reduce(self, dtype: numpy.dtype, op: str) -> bool:
-        """Return whether NCCL reduces such values, and to the host's results: its least and greatest lose NaN."""
+        """Return whether NCCL reduces such values, or what stands for them, to the host's results."""
         if dtype.kind == "c":
             return op == "sum" and dtype.name in _PARTS
-        return dtype.name in _DTYPES and not (dtype.kind == "f" and op in ("min", "max"))
+        return dtype.name in _DTYPES or dtype.name in WIDER
 
     def reduce(self, buffer: Any, op: str, watch: Watch) -> None:
         """Reduce an array in place."""
-        address, factor, dtype = _numbers(buffer)
-        call = ("allReduce", address, address, buffer.size * factor, dtype, _constant(op.upper()))
-        self._begin(f"all_reduce({op})", [call], watch)
+        with standing_in(buffer, op) as values:
+            address, factor, dtype = _numbers(values)
+            call = ("allReduce", address, address, values.size * factor, dtype, _constant(op.upper()))
+            self._begin(f"all_reduce({op})", [call], watch)
 
     def reduce_parts(self, buffer: Any, op: str, bounds: Sequence[int], watch: Watch) -> None:
         """Reduce for each rank its part: by one call for equal parts, else by one a part."""
-        address, factor, dtype = _numbers(buffer)
-        parts, how = _parts(address, buffer.itemsize, bounds), (dtype, _constant(op.upper()))
-        calls: list[_Call] = [("reduceScatter", address, parts[self._rank][0], bounds[1] * factor, *how)]
-        if not _are_equal(bounds):
-            calls = [("reduce", at, at, count * factor, *how, rank) for rank, (at, count) in enumerate(parts) if count]
-        self._begin(f"reduce_scatter({op})", calls, watch)
+        with standing_in(buffer, op) as values:
+            address, factor, dtype = _numbers(values)
+            parts, how = _parts(address, values.itemsize, bounds), (dtype, _constant(op.upper()))
+            calls: list[_Call] = [("reduceScatter", address, parts[self._rank][0], bounds[1] * factor, *how)]
+            if not _are_equal(bounds):
+                calls = [
+                    ("reduce", at, at, count * factor, *how, rank) for rank, (at, count) in enumerate(parts) if count
+                ]
+            self._begin(f"reduce_scatter({op})", calls, watch)
 
     def from_root(self, buffer: Any, root: int, watch: Watch) -> None:
         """Give all ranks the bytes of rank `root`."""

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from mpidist.cluster.launchers import detect_launcher
+from mpidist.collectives.ways.device_ways import DeviceWays
+from mpidist.device.nccl import Nccl
+from mpidist.world import world_communicator
 from tests.gpu import emulated, library
 from tests.parallel.conftest import pytest_addoption, pytest_configure
 
@@ -41,6 +44,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def xp() -> Any:
     """The library whose arrays the test uses: CuPy, or NumPy if asked for; without a GPU the test is skipped."""
     return library.library()
+
+
+class Ways:
+    """The ways that arrays on a GPU go: by verbs of NCCL, and through the host."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.verbs: list[str] = []
+        for owner, name in ((Nccl, "reduce"), (Nccl, "reduce_parts"), (DeviceWays, "host_buffer")):
+            monkeypatch.setattr(owner, name, self._noted(name, getattr(owner, name)))
+
+    def _noted(self, name: str, fn: Any) -> Any:
+        return lambda *given: self.verbs.append(name) or fn(*given)
+
+    def problem(self, verb: str) -> str:
+        """Return what is wrong where all should have gone by a verb of NCCL; empty also where there is no NCCL."""
+        has_nccl = any(not isinstance(each, str) for each in world_communicator().devices.links())
+        return f"went by {self.verbs} in place of {verb}" if has_nccl and {*self.verbs} != {verb} else ""
+
+
+@pytest.fixture
+def ways(xp: Any, monkeypatch: pytest.MonkeyPatch) -> Ways:
+    """Which ways the test's arrays go."""
+    return Ways(monkeypatch)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.gpu.library import check_on_all_ranks, host, in_replica, place, probl
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
 OPERATIONS = ["SUM", "MEAN", "MIN", "MAX", "PRODUCT"]
-DTYPES = ["float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "bool"]
+DTYPES = ["float16", "bfloat16", "float32", "float64", "int16", "uint16", "int32", "int64", "uint8", "bool"]
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (0, 4), (2, 3, 4), (1000,), (257, 129), (300_001,)]
 NUMBERS = [("float32", 0), ("float64", 1), ("int32", 2), ("float16", 3), ("int64", 4), ("uint8", 5)]
 
@@ -272,6 +272,45 @@ def test_what_is_not_finite(xp):
     expected = {op: numpy.array([numpy.nan, numpy.inf, -0.0], "f4") for op in found}
     check_on_all_ranks(problems_of(xp, list(found.values()), list(expected.values())))
     assert numpy.signbit(host(found["SUM"])[2])
+
+
+TINY = {"float32": 2e-45, "float64": 1e-320, "float16": 2e-7, "bfloat16": 2e-38}
+
+
+@pytest.mark.parametrize("op", ["MIN", "MAX"])
+@pytest.mark.parametrize("name", TINY)
+def test_extremes_keep_what_is_not_finite_and_what_is_tiny(xp, ways, name, op):
+    """All ranks have the same bits; in turn each rank has what is special."""
+    rank, size = place()
+    dtype, tiny = dtype_of(name, xp), TINY[name]
+    special = numpy.array([numpy.nan, -numpy.nan, numpy.inf, -numpy.inf, tiny, -tiny, -0.0, 0.0], "f8").astype(dtype)
+    stack = numpy.zeros((size, size, len(special)), dtype)
+    for each in range(size):
+        stack[each] = numpy.array([-1.5, 2.5, 1, -1, -0.0, 0.0, tiny, -tiny], "f8").astype(dtype)
+        stack[each, each] = special
+    fn = {"MIN": numpy.minimum, "MAX": numpy.maximum}[op]
+    expected = fn.reduce(stack.astype("f8"), axis=0).astype(dtype)
+    given = [xp.asarray(stack[rank]), xp.asarray(stack[rank, :, ::-1])]
+    found = [in_replica(op, given[0]), *in_replica(op, given)]
+    problems = problems_of(xp, found, [expected, expected, expected[:, ::-1]])
+    bits = mpidist.all_gather_object([host(each).tobytes() for each in found])
+    problems += "" if bits == bits[:1] * size else "the ranks' bits differ"
+    check_on_all_ranks(problems + ways.problem("reduce"))
+
+
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT", "MIN", "MAX"])
+@pytest.mark.parametrize("name", ["int16", "uint16"])
+@pytest.mark.parametrize("count", [5, 70_001])
+def test_integers_of_16_bits_wrap_as_numpys(xp, ways, count, name, op):
+    rank, size = place()
+    bounds = numpy.iinfo(name)
+    stack = numpy.random.default_rng(count).integers(bounds.min, bounds.max, (size, count), name, endpoint=True)
+    stack[:, 0] = bounds.max
+    fn = {"SUM": numpy.add, "PRODUCT": numpy.multiply, "MIN": numpy.minimum, "MAX": numpy.maximum}[op]
+    expected = fn.reduce(stack, axis=0, dtype=name)
+    given = xp.asarray(stack[rank])
+    problems = problems_of(xp, [in_replica(op, given), *in_replica(op, [given] * 2)], [expected] * 3)
+    check_on_all_ranks(problems + ways.problem("reduce"))
 
 
 def test_16_bits_are_summed_as_32(xp):

@@ -91,6 +91,33 @@ def test_rows_of_the_reduced_array(xp, op):
     check_on_all_ranks("".join(problems))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [
+        *[(dtype, op) for dtype in ("int16", "uint16") for op in ("sum", "product", "min", "max")],
+        *[(dtype, op) for dtype in ("float16", "float32", "float64") for op in ("min", "max")],
+    ],
+)
+def test_rows_of_what_nccl_reduces_by_something_else(xp, ways, dtype, op):
+    """Even and uneven parts; integers that wrap, floats some of which are not finite."""
+    rank, size = place()
+    problems = []
+    for rows in (size, 2 * size + 1, 3000):
+        generator = numpy.random.default_rng(rows)
+        if dtype[0] == "f":
+            stack = generator.choice(
+                [numpy.nan, -numpy.nan, numpy.inf, -numpy.inf, -2, -1e-40, 0, 1e-40], (size, rows, 3)
+            )
+            stack = stack.astype(dtype)
+        else:
+            bounds = numpy.iinfo(dtype)
+            stack = generator.integers(bounds.min, bounds.max, (size, rows, 3), dtype, endpoint=True)
+        fn = {"sum": numpy.add, "product": numpy.multiply, "min": numpy.minimum, "max": numpy.maximum}[op]
+        expected = fn.reduce(stack, axis=0, dtype=dtype)[rank * rows // size : (rank + 1) * rows // size]
+        problems.append(problem_of(xp, mpidist.reduce_scatter(xp.asarray(stack[rank]), op), expected))
+    check_on_all_ranks("".join(problems) + ways.problem("reduce_parts"))
+
+
 def test_rows_go_from_every_rank_to_every_rank(xp):
     rank, size = place()
     problems = []

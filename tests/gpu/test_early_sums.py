@@ -41,16 +41,18 @@ def slow_arrays(xp, dtype, step):
     return found
 
 
-def expected(dtype, step, scale=None):
+def expected(dtype, step, scale=None, op="sum"):
     size = place()[1]
     sums = [size * (size + 1) // 2 + size * (step + number) for number in range(len(SHAPES))]
+    if op == "max":
+        sums = [size + step + number for number in range(len(SHAPES))]
     return [numpy.full(shape, each * (scale or 1), dtype) for shape, each in zip(SHAPES, sums, strict=True)]
 
 
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize(("dtype", "op"), [("f2", "sum"), ("f4", "sum"), ("f8", "sum"), ("i2", "sum"), ("f4", "max")])
 @pytest.mark.parametrize("is_other", [False, True])
-def test_each_rank_begins_when_it_likes(xp, engine, dtype, is_other):
-    sums, problems = bound(xp, engine, dtype), []
+def test_each_rank_begins_when_it_likes(xp, engine, dtype, op, is_other):
+    sums, problems = bound(xp, engine, dtype, op=op), []
     if sums is None:
         return
     with stream(xp) if is_other else two_streams(xp)[0]:
@@ -64,11 +66,11 @@ def test_each_rank_begins_when_it_likes(xp, engine, dtype, is_other):
             sums.flags[:] = place()[0]
             assert sums(True)
             assert sums.flags[0] == sum(range(place()[1]))
-            scale = 0.5 if step == 3 else None
+            scale = 0.5 if step == 3 and dtype != "i2" else None
             for index, each in enumerate(given):
                 sums.buckets.take(index, [each], scale)
             doubled = [each * 2 for each in given]
-            wanted = [2 * each for each in expected(dtype, step, scale)]
+            wanted = [2 * each for each in expected(dtype, step, scale, op)]
             problems.append(problems_of(xp, doubled, wanted))
     check_on_all_ranks("".join(problems))
     sums.end()

@@ -147,13 +147,13 @@ def test_an_update_waits_for_its_gradients(xp, current, make):
 # -- calls in two streams, of which the host waits for none: what they have in common is ordered -----------------------
 
 
-def in_turn(xp, call, counts, turns=8):
+def in_turn(xp, call, counts, turns=8, dtype="f4"):
     """Return the results of calls with arrays of ``rank + 1 + turn``, in the one stream and the other."""
     rank, _ = place()
     streams, found = two_streams(xp), []
     for turn in range(turns):
         with streams[turn % 2]:
-            given = [xp.zeros(count, "f4") for count in counts]
+            given = [xp.zeros(count, dtype) for count in counts]
             for array in given:
                 slowly(xp, array, rank + 1 + turn)
             found.append(call(given))
@@ -178,6 +178,25 @@ def test_reductions_in_two_streams(xp, counts):
         xp, streams, found, lambda turn: [numpy.full(count, total + turn * size, "f4") for count in counts]
     )
     check_on_all_ranks(problem)
+
+
+@pytest.mark.parametrize(("dtype", "op"), [("f4", "MAX"), ("f8", "MIN"), ("i2", "SUM")])
+@pytest.mark.parametrize("verb", ["reduce", "reduce_parts"])
+def test_what_stands_for_values_in_two_streams(xp, ways, verb, dtype, op):
+    rank, size = place()
+    count = 4000 * size + 1
+    call = {
+        "reduce": lambda given: in_replica(op, given),
+        "reduce_parts": lambda given: [mpidist.reduce_scatter(given[0], op)],
+    }[verb]
+    streams, found = in_turn(xp, call, [count], dtype=dtype)
+    rows = count if verb == "reduce" else count * (rank + 1) // size - count * rank // size
+
+    def expected(turn):
+        number = {"MAX": size + turn, "MIN": 1 + turn, "SUM": size * (size + 1) // 2 + turn * size}[op]
+        return [numpy.full(rows, number, dtype)]
+
+    check_on_all_ranks(problems_in_turn(xp, streams, found, expected) + ways.problem(verb))
 
 
 @pytest.mark.parametrize("name", ["broadcast", "all_gather", "reduce_scatter", "all_to_all"])

@@ -217,7 +217,8 @@ def calls(pretended, monkeypatch):
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (("reduce", Flat(1000, 5, "f8"), "max"), [("allReduce", 1000, 1000, 5, "FLOAT64", "MAX", 7)]),
+        (("reduce", Flat(1000, 5, "f8"), "prod"), [("allReduce", 1000, 1000, 5, "FLOAT64", "PROD", 7)]),
+        (("reduce", Flat(1000, 5, "u1"), "max"), [("allReduce", 1000, 1000, 5, "UINT8", "MAX", 7)]),
         (("reduce", Flat(1000, 5, "c8"), "sum"), [("allReduce", 1000, 1000, 10, "FLOAT32", "SUM", 7)]),
         (("from_root", Flat(1000, 5, "f2"), 2), [("broadcast", 1000, 1000, 10, "UINT8", 2, 7)]),
         (("gather", Flat(1000, 6, "i8"), [0, 2, 4, 6]), [("allGather", 1016, 1000, 16, "UINT8", 7)]),
