@@ -99,8 +99,9 @@ def gpus_by_turns(seen: Sequence[Sequence[str]]) -> tuple[int | None, ...]:
                     return True
         return False
 
-    for rank in (rank for rank, gpus in enumerate(seen) if gpus):
-        next(room for room in count(1) if has_found(rank, room, set()))
+    least: dict[tuple[str, ...], int] = {}  # too little room for one is so for the next that sees the same
+    for rank, gpus in ((rank, tuple(gpus)) for rank, gpus in enumerate(seen) if gpus):
+        least[gpus] = next(room for room in count(least.get(gpus, 1)) if has_found(rank, room, set()))
     gpu_of = {rank: gpu for gpu, ranks in ranks_of.items() for rank in ranks}
     return tuple(list(gpus).index(gpu_of[rank]) if gpus else None for rank, gpus in enumerate(seen))
 

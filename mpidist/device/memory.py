@@ -69,6 +69,10 @@ class Link(Protocol):
     def look(self) -> None:
         """Raise if a collective that was begun has failed; the link and the control channel are broken then.  Local."""
 
+    def is_done(self) -> bool:
+        """Return whether all is done that all ranks have begun.  Local."""
+        ...
+
     def can_reduce(self, dtype: numpy.dtype, op: str) -> bool:
         """Return whether there is such a reduction, with the host's results.  Local."""
         ...

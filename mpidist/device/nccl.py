@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -18,7 +19,7 @@ import numpy
 from mpidist import own_process
 from mpidist.device.cards import SHARING_VARIABLE, Card, current_card, dotted_nccl, shared_cards, sharing_problem
 from mpidist.device.nccl_values import WIDER, standing_in
-from mpidist.device.waiting import broken_links, open_links, recorded, wait_for
+from mpidist.device.waiting import broken_links, check_links, open_links, wait_to_end
 from mpidist.errors import MpidistError, RankFailedError, TransportError, listed
 from mpidist.output import say
 
@@ -84,7 +85,7 @@ class Nccl:
         self._communicator: Any = communicator
         self._rank, self._process = transport.rank, os.getpid()
         self.left: Arrived | None = None
-        self._last: Any = None  # GPU and stream of the last calls: NCCL does all of them in one order
+        self._event: Any = None  # behind the last calls: NCCL does all of them in one order
         self._lock, self._is_closed = threading.RLock(), threading.Event()
         open_links.append(self)
         self.control.at_break.append(self._at_break)
@@ -147,9 +148,11 @@ class Nccl:
         import cupy
         from cupy.cuda import nccl
 
+        from mpidist.device.pinned import event_of
+
         watch.look()
+        check_links()
         stream = cupy.cuda.get_current_stream()
-        self._last = cupy.cuda.Device(), stream
         try:
             self._communicator.check_async_error()
             nccl.groupStart()
@@ -158,8 +161,17 @@ class Nccl:
                     getattr(self._communicator, name)(*given, stream.ptr)
             finally:
                 nccl.groupEnd()
+                self._event = event_of(stream)
         except nccl.NcclError as error:
             raise self._failed(what, error) from error
+
+    def is_done(self) -> bool:
+        """Return whether all is done that all ranks have begun.  Local; in any thread."""
+        from mpidist.device.pinned import has_happened
+
+        if self.left is not None:
+            return self.left()
+        return self._event is None or has_happened(self._event)
 
     def look(self) -> None:
         """Raise if what was begun has failed."""
@@ -195,10 +207,8 @@ class Nccl:
 
     def close(self, in_order: bool) -> None:
         """Give back what NCCL holds; errors as for `wait_for` in place of a wait for ranks that are gone."""
-        if in_order and self._communicator is not None and self._last is not None:
-            device, stream = self._last
-            with device, stream:
-                wait_for(self.left or recorded(), self.control.watch(f"the end of {self.name}"))
+        if in_order and self._communicator is not None:
+            wait_to_end(self.is_done, self.control.watch(f"the end of {self.name}"))
         with self._lock:
             communicator, self._communicator = self._communicator, None
         if communicator is None:
@@ -210,18 +220,12 @@ class Nccl:
         if in_order and self.left is None:
             communicator.destroy()
             return
-        if not self._is_idle():
+        is_done = False
+        with suppress(RuntimeError):  # CUDA's, where all work has failed
+            is_done = self.is_done()
+        if not is_done:
             broken_links.append(self.name)
         communicator.abort()
-
-    def _is_idle(self) -> bool:
-        """Whether all that somebody may take is known to be done."""
-        if self._last is None:
-            return True
-        device, stream = self._last
-        with suppress(RuntimeError), device:  # CUDA's, where all work has failed
-            return bool(stream.done) if self.left is None else self.left()
-        return False
 
     def _at_exit(self) -> None:
         """End before MPI does: what a failed rank has left unfinished would be waited for."""
@@ -245,11 +249,12 @@ class Nccl:
         while not self._is_closed.wait(_LOOK_SECONDS):
             error = self._error()
             since = since or time.monotonic()
-            if error is None:
+            if error is None or self.is_done():
                 since = 0.0
             elif time.monotonic() - since > _PATIENCE_SECONDS:
                 text = f"{self.control.own_name}: what was begun by {self.name} failed: {_told(error)}"
                 say(f"mpidist: {text}. The program has not noticed it in {_PATIENCE_SECONDS:g} s, and is ended")
+                sys.stdout.flush()
                 os._exit(1)
 
 

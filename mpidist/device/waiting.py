@@ -41,34 +41,43 @@ def wait_for(arrived: Arrived, watch: Watch | None = None) -> None:
 
     TransportTimeoutError or RankFailedError: as `Watch.tick`.  TransportError: a link has failed.
     """
-    if watch is None:
-        _check_links()
+    check_links()
+    wait_to_end(arrived, watch)
+
+
+def wait_to_end(arrived: Arrived, watch: Watch | None = None) -> None:
+    """Do as `wait_for`, also where links were broken off: the values do not matter.  Local."""
     if arrived():
         return
-    watches = [link.control.watch("a wait for the device") for link in open_links] if watch is None else [watch]
-    looked = time.monotonic()
+    looked = 0.0
+    busy: list[Link] = []  # what is waited for may be behind the work of these
+    watches: dict[str, Watch] = {}
     while not arrived():
-        for each in watches:
-            each.tick()
-        if not watches:
-            time.sleep(0)
         if time.monotonic() - looked > _LOOK_SECONDS:
-            for link in tuple(open_links):
+            busy = [link for link in tuple(open_links) if not link.is_done()]
+            for link in busy:
                 link.look()
             looked = time.monotonic()
+        if watch is not None:
+            watch.tick()
+            continue
+        if busy and threading.current_thread() is threading.main_thread():  # as all calls: MPI may be one thread's
+            for link in busy:
+                if link.name not in watches:
+                    watches[link.name] = link.control.watch("a wait for the device")
+                watches[link.name].tick()
+        else:
+            time.sleep(0)
 
 
 def _before_copy(array: Any) -> None:
-    """Wait for what the copy of an array would wait for, in the thread that may look at the control channel."""
-    if not (open_links or broken_links) or arrays.kind_of(array).name != "cupy":
-        return
-    _check_links()
-    if threading.current_thread() is threading.main_thread():
+    """Wait for what the copy of an array would wait for."""
+    if (open_links or broken_links) and arrays.kind_of(array).name == "cupy":
         with array.device:
             wait_for(recorded())
 
 
-def _check_links() -> None:
+def check_links() -> None:
     """Raise TransportError where what is on the device may be a result of work that was broken off."""
     if broken_links:
         raise TransportError(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mpidist import context
 from mpidist.cluster.devices import gpu_of_name, gpu_of_rank
-from mpidist.strategies.devices_of_ranks import gpu_count, own_device, take_device
+from mpidist.strategies.devices_of_ranks import OWN_DEVICE, forget_gpus, gpu_count, own_device, take_device
 from mpidist.world import world_communicator
 
 
@@ -23,12 +23,13 @@ def own_gpu(count_fn: Callable[[], int]) -> int | None:
     communicator = world_communicator()
     if context.has_strategy():
         name = context.get_strategy().extended.device_name
-    elif "own_device" in communicator.adapters:
-        name = communicator.adapters["own_device"]
+    elif OWN_DEVICE in communicator.adapters:
+        name = communicator.adapters[OWN_DEVICE]
     else:
         name = own_device(communicator).name
         take_device(name, communicator)
-        communicator.adapters["own_device"] = name
+        communicator.adapters[OWN_DEVICE] = name
+        forget_gpus(communicator)  # a strategy may have ranks that want none
     if gpu_count():
         return gpu_of_name(name)
     return gpu_of_rank(communicator.topology.local_rank_of[communicator.rank], count_fn())

@@ -24,6 +24,9 @@ from mpidist.errors import DeviceError
 
 _log = logging.getLogger("mpidist")
 
+#: Under which names the GPUs of ranks, and the device that this one has without a strategy, are kept with their ranks.
+_GPUS, OWN_DEVICE = "gpus", "own_device"
+
 
 def gpu_count() -> int:
     """Return how many GPUs this rank can see.  Local."""
@@ -60,12 +63,17 @@ def gpus_of_ranks(communicator: Communicator, library: Any = None, takes_one: bo
     if communicator.size == 1 or not communicator.has_gpus:
         seen = gpu_count() if takes_one else 0
         return tuple(gpu_of_rank(local_rank, seen) for local_rank in communicator.topology.local_rank_of)
-    if "gpus" not in communicator.adapters:
+    if _GPUS not in communicator.adapters:
         payload = json.dumps(_seen(library) if takes_one else []).encode()
         answers = communicator.exchange(payload, what="GPUs that ranks see")
-        communicator.adapters["gpus"] = gpus_by_turns([json.loads(raw) for raw in answers])
-    found: tuple[int | None, ...] = communicator.adapters["gpus"]
+        communicator.adapters[_GPUS] = gpus_by_turns([json.loads(raw) for raw in answers])
+    found: tuple[int | None, ...] = communicator.adapters[_GPUS]
     return found
+
+
+def forget_gpus(communicator: Communicator) -> None:
+    """Have the GPUs of these ranks be dealt out anew when they are asked for next, alike on all ranks.  Local."""
+    communicator.adapters.pop(_GPUS, None)
 
 
 def _seen(library: Any) -> list[str]:

@@ -12,7 +12,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.abc import Loader, MetaPathFinder
 from typing import Any
 
@@ -91,7 +91,8 @@ class _KerasHook(MetaPathFinder):
         strategy = context.get_strategy()
         if hasattr(module, "Model") and not strategy.extended.is_alone and self._made.objects is not None:
             if gpu_of_name(strategy.extended.device_name) is not None:
-                _adapter().use_gpu(strategy)
+                with suppress(ImportError):  # of a Keras that the adapter is not for, as a model's error says
+                    _adapter().use_gpu(strategy)
 
     def _begin(self, module: Any) -> None:
         model = getattr(module, "Model", None)

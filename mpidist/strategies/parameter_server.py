@@ -29,7 +29,7 @@ from mpidist.parameter_server.placement import Placement
 from mpidist.parameter_server.server.server import Server
 from mpidist.strategies import server_cluster, workers
 from mpidist.strategies.base import Strategy
-from mpidist.strategies.devices_of_ranks import own_device, take_device
+from mpidist.strategies.devices_of_ranks import OWN_DEVICE, own_device, take_device
 from mpidist.strategies.parameter_server_extended import GroupExtended, ServedExtended, SingleExtended
 from mpidist.transports.connections.base import Connection
 from mpidist.transports.connections.open import open_connections
@@ -132,6 +132,7 @@ class ParameterServerStrategy(Strategy):
             sys.exit(0)
         transports.enter(own_world)
         self._client, self.extended = self._joined(number, push_dtype)
+        world_communicator().adapters[OWN_DEVICE] = self._device.name
         self.extended.card_text = card_text(self._rank, cards)  # who shares it, other workers too
         servers = max(1, len(self._roles.servers))
         self.extended.serves(self._client, number or 0, variable_partitioner, Placement(servers, placement))

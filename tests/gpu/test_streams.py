@@ -13,7 +13,6 @@ import pytest
 
 import mpidist
 from mpidist.collectives.ways.device_ways import DeviceWays
-from mpidist.device.input_copies import InputCopies
 from mpidist.device.memory import memory_of
 from mpidist.world import world_communicator
 from tests.gpu.library import (
@@ -403,6 +402,8 @@ def test_results_are_given_back_behind_the_step_that_reads_them(xp):
 @pytest.mark.parametrize("is_read", [False, True])
 def test_a_copy_writes_over_no_later_array(xp, current, is_read):
     """Where nobody waits for it, as when an epoch is broken off, or its array was read in another stream."""
+    from mpidist.device.input_copies import InputCopies  # which needs CuPy
+
     copies, given, problems = InputCopies(xp.cuda.Device().id), numpy.zeros((50, 500), ">f4"), []
     for _ in range(10):
         held = [copies.begin(given) for _ in range(15)]

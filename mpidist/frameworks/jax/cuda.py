@@ -52,20 +52,22 @@ def array_of(leaf: jax.Array, dtype: numpy.dtype[Any]) -> Any:
 
 
 def given(results: Sequence[Any], dtypes: Sequence[Any], placements: Sequence[Any]) -> list[jax.Array]:
-    """Return copies of results as arrays of JAX, when the device has made them.
+    """Return copies of results as arrays of JAX, when the device has made them; `dtypes` are those of the copies.
 
-    `dtypes` are those of what is returned.
+    They are in memory of JAX: users donate arrays, and nothing orders CuPy's use of memory behind JAX's streams.
     """
     from mpidist.device import foreign
 
-    copies = [each.astype(dtype, order="C", copy=True) for each, dtype in zip(results, dtypes, strict=True)]
+    found = [each.astype(dtype, order="C", copy=False) for each, dtype in zip(results, dtypes, strict=True)]
     foreign.wait()
     with jax.enable_x64(True):
-        return list(jax.device_put([_taken_over(each) for each in copies], list(placements)))
+        copies = [jax.numpy.array(_shared(each), copy=True) for each in found]
+        made: list[jax.Array] = jax.block_until_ready(jax.device_put(copies, list(placements)))
+    return made
 
 
-def _taken_over(array: Any) -> jax.Array:
-    """Return the array of JAX that has the memory of a CuPy array from now on."""
+def _shared(array: Any) -> jax.Array:
+    """Return the array of JAX that shares a CuPy array's memory, or has its values."""
     if not array.size:
         return jax.numpy.zeros(array.shape, array.dtype)
     if array.dtype.name == "bfloat16":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import jax
 
+from mpidist.errors import DeviceError
 from mpidist.frameworks.own_device import own_gpu
+from mpidist.world import world_communicator
 
 
 def device() -> jax.Device:
@@ -24,9 +26,18 @@ def device() -> jax.Device:
     gpu = own_gpu(lambda: len(_gpus()))
     if gpu is not None:
         jax.config.update("jax_cuda_visible_devices", str(gpu))  # without effect where JAX has started
-    if gpu is None or not _gpus():  # CuPy may see GPUs where JAX is one for CPUs
-        return jax.local_devices(backend="cpu")[0]
-    found = min(_gpus(), key=lambda each: each.local_hardware_id != gpu)
+    gpus = _gpus()
+    if gpu is None or not gpus:  # CuPy may see GPUs where JAX is one for CPUs
+        found = jax.local_devices(backend="cpu")[0]
+    elif len(gpus) == 1:
+        found = gpus[0]
+    else:
+        found = next((each for each in gpus if each.local_hardware_id == gpu), None)
+        if found is None:
+            raise DeviceError(
+                f"rank {world_communicator().rank}: JAX has started without GPU {gpu}, which this rank has: its GPUs "
+                f"are {', '.join(map(str, gpus))}. Call mpidist.jax.device() before JAX is used"
+            )
     jax.config.update("jax_default_device", found)
     return found
 

@@ -110,9 +110,23 @@ def _are_on_gpu(replica: ModelReplica, tensors: Sequence[Any]) -> bool:
 
 def use_gpu(number: int) -> None:
     """Have Keras make tensors on a GPU, by its number, where it would on any.  Local."""
-    if torch_core.DEFAULT_DEVICE == "cuda":
-        torch_core.DEFAULT_DEVICE = f"cuda:{number}"  # in all threads
+    if torch_core.DEFAULT_DEVICE == "cuda" and type(torch_core.DEFAULT_DEVICE) is str:
+        torch_core.DEFAULT_DEVICE = _OneOfCuda(f"cuda:{number}")  # in all threads
         torch.cuda.set_device(number)
+
+
+class _OneOfCuda(str):
+    """The name of one GPU, which Keras takes for that of any: it compares names with ``"cuda"``."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return other == "cuda" or str(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
 
 
 def _wide(tensor: Any) -> Any:
