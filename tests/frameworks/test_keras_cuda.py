@@ -344,7 +344,10 @@ def test_keras_takes_a_gpu_unless_it_was_told_where_to_work(monkeypatch):
         for before, after in [("cpu", "cpu"), ("cuda:0", "cuda:0"), ("cuda", "cuda:1")]:
             monkeypatch.setattr(core, "DEFAULT_DEVICE", before)
             use_gpu(1)
-            assert core.DEFAULT_DEVICE == core.get_device() == after
+            assert str(core.DEFAULT_DEVICE) == str(core.get_device()) == after
+            assert core.get_device() == after
+            assert (core.get_device() == "cuda") == (before == "cuda")  # which Keras asks in CUDA's own cases
+            assert not core.get_device() != after
         assert told == [1]
         return
     monkeypatch.setattr(jax, "local_devices", lambda: [FIRST, SECOND])

@@ -27,19 +27,16 @@ def device() -> jax.Device:
     if gpu is not None:
         jax.config.update("jax_cuda_visible_devices", str(gpu))  # without effect where JAX has started
     gpus = _gpus()
+    own = gpus if len(gpus) == 1 else [each for each in gpus if each.local_hardware_id == gpu]
     if gpu is None or not gpus:  # CuPy may see GPUs where JAX is one for CPUs
-        found = jax.local_devices(backend="cpu")[0]
-    elif len(gpus) == 1:
-        found = gpus[0]
-    else:
-        found = next((each for each in gpus if each.local_hardware_id == gpu), None)
-        if found is None:
-            raise DeviceError(
-                f"rank {world_communicator().rank}: JAX has started without GPU {gpu}, which this rank has: its GPUs "
-                f"are {', '.join(map(str, gpus))}. Call mpidist.jax.device() before JAX is used"
-            )
-    jax.config.update("jax_default_device", found)
-    return found
+        own = jax.local_devices(backend="cpu")
+    if not own:
+        raise DeviceError(
+            f"rank {world_communicator().rank}: JAX has started without GPU {gpu}, which this rank has: its GPUs are "
+            f"{', '.join(map(str, gpus))}. Call mpidist.jax.device() before JAX is used"
+        )
+    jax.config.update("jax_default_device", own[0])
+    return own[0]
 
 
 def _gpus() -> list[jax.Device]:

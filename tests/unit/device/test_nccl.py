@@ -34,11 +34,15 @@ def pretended(monkeypatch):
     library = SimpleNamespace(get_unique_id=lambda: bytes(range(128)), NcclError=RuntimeError, devices=[])
     library.NcclCommunicator = lambda size, key, rank: SimpleNamespace(key=key, abort=list, destroy=list)
     cupy = ModuleType("cupy")
-    cupy.ndarray = type("ndarray", (), {})
+    cupy.ndarray = type("ndarray", (), {"device": nullcontext()})
     cupy.cuda = ModuleType("cupy.cuda")
     cupy.cuda.nccl, cupy.cuda.Device = library, lambda index=None: library.devices.append(index) or nullcontext()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
+    cupy.cuda.get_current_stream = lambda: SimpleNamespace(ptr=7, done=True)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
+    events = ModuleType("pinned")
+    events.event_of, events.has_happened = lambda stream: stream, lambda event: event.done
+    monkeypatch.setitem(sys.modules, "mpidist.device.pinned", events)
     return library
 
 
@@ -195,7 +199,6 @@ def calls(pretended, monkeypatch):
     def told(begin, fails=""):
         log = []
         pretended.groupStart, pretended.groupEnd = lambda: log.append("start"), lambda: log.append("end")
-        sys.modules["cupy"].cuda.get_current_stream = lambda: SimpleNamespace(ptr=7, done=True)
 
         def on_rank():
             communicator = world_communicator()
@@ -264,7 +267,8 @@ def test_a_call_that_fails_ends_its_group_and_the_communicator(calls):
 def links(pretended, monkeypatch):
     """Make ``links(log, fails)``: NCCL of this rank, whose communicator writes a log; the calls in it may fail."""
     monkeypatch.setattr(nccl, "_GRACE_SECONDS", 0.1)
-    return lambda log, fails="": nccl.Nccl(Recorder(log, fails), world_communicator().transport, 23203)
+    yield lambda log, fails="": nccl.Nccl(Recorder(log, fails), world_communicator().transport, 23203)
+    broken_links.clear()
 
 
 NEVER = Answer(lambda: False, numpy.zeros(1))
@@ -274,7 +278,8 @@ def test_a_wait_for_an_answer_meets_what_nccl_has_met_meanwhile(links):
     log = []
 
     def on_rank():
-        links(log, "check_async_error")
+        link = links(log, "check_async_error")
+        link._event = SimpleNamespace(done=False)
         with pytest.raises(TransportError, match=r"rank 0 of 1: what was begun by NCCL .* failed: unhandled"):
             NEVER()
         assert not open_links
@@ -307,11 +312,10 @@ def test_a_wait_for_an_answer_meets_the_end_of_another_rank_which_is_told_in_pla
 
 def test_the_end_in_order_waits_for_what_was_begun_with_an_eye_on_the_others(links, monkeypatch):
     log, states = [], [False, True]
-    monkeypatch.setattr(nccl, "recorded", lambda: lambda: log.append("asked") or states.pop(0))
+    monkeypatch.setattr(nccl.Nccl, "is_done", lambda link: log.append("asked") or (not states or states.pop(0)))
 
     def on_rank():
         link = links(log)
-        link._last = nullcontext(), nullcontext()
         link.close(in_order=True)
         link.close(in_order=True)
 
@@ -327,6 +331,7 @@ def test_a_program_that_waits_for_the_gpu_by_itself_is_ended(links, monkeypatch,
 
     def on_rank():
         link = links([], "check_async_error")
+        link._event = SimpleNamespace(done=False)
         assert ended.wait(60)
         link.close(in_order=False)
 
@@ -341,7 +346,7 @@ def test_nothing_is_read_behind_work_that_was_broken_off(links, is_done):
 
     def on_rank():
         link = links(log)
-        link._last = nullcontext(), SimpleNamespace(done=is_done)
+        link._event = SimpleNamespace(done=is_done)
         world_communicator().control.fail("ValueError: its own")
         if is_done:
             assert arrays.as_host(array) == "its values"
@@ -351,8 +356,5 @@ def test_nothing_is_read_behind_work_that_was_broken_off(links, is_done):
             with pytest.raises(TransportError, match="broken off"):
                 Answer(lambda: True, numpy.zeros(1))()
 
-    try:
-        run_ranks(1, on_rank)
-    finally:
-        broken_links.clear()
+    run_ranks(1, on_rank)
     assert log == [("abort",)]
