@@ -133,7 +133,7 @@ def test_replicas_of_several_ranks(xp, devices):
 
     def step():
         context = mpidist.get_replica_context()
-        total = context.logical_all_reduce("SUM", (x @ matrix.value).sum())
+        total = context.logical_all_reduce("SUM", (x @ matrix.value).sum(keepdims=True))
         joined = context.logical_all_gather(xp.asarray(numpy.full((device + 1, 2), rank, "f4")), 0)
         ones = xp.ones(matrix.value.shape) * x.sum(axis=0)[:, None] / 12
         optimizer.apply_gradients([(ones, matrix), (xp.full(3, replica + 1.0), bias)])
@@ -143,7 +143,7 @@ def test_replicas_of_several_ranks(xp, devices):
     for number in range(3):
         before = start - 0.25 * number * whole_x.sum(axis=0)[:, None] / 12
         total, joined = strategy.run(step)
-        problem += problem_of(xp, total, (host(x) @ before).sum(), rtol=1e-12)
+        problem += problem_of(xp, total, (host(x) @ before).sum(keepdims=True), rtol=1e-12)
         row = numpy.repeat(numpy.array(group, "f4"), numpy.arange(count) + 1)
         problem += problem_of(xp, joined, numpy.stack([row, row], axis=1))
     after = start - 0.75 * whole_x.sum(axis=0)[:, None] / 12
@@ -170,5 +170,5 @@ def test_values_are_placed_on_logical_devices_and_split(xp):
     whole = numpy.arange(4.0 * size).reshape(2, 2 * size)
     part = strategy.experimental_split_to_logical_devices(xp.asarray(whole), [1, size])
     wanted = [numpy.full((5, 2), each, "f4") for each in (size, 1, 1)]
-    problem = problems_of(xp, [*placed, part + 0], [*wanted, whole[:, 2 * rank : 2 * rank + 2]])
+    problem = problems_of(xp, [each + 0 for each in (*placed, part)], [*wanted, whole[:, 2 * rank : 2 * rank + 2]])
     check_on_all_ranks(problem or is_right or f"{plain}")
