@@ -51,8 +51,8 @@ PYTEST_EMULATED := $(CUPY_VENV)/bin/mpidist run --quiet -n 2 $(PYTEST_GPU) -k 'n
 # the most telling ones, on so many ranks with so many GPUs
 EMULATED_SIZES ?= 1-1 3-3 4-2 8-8
 FEW_EMULATED := -k 'nested or factors_and or different_lengths or 0-uneven or reduced_array or to_every_rank or trains_to[adam] \
-	or momentum-global] or shapes_that_differ or that_raises or reduction_is_started' \
-	$(addprefix tests/gpu/test_,all_reduce.py collectives.py optimizers.py refused.py streams.py)
+	or momentum-global] or shapes_that_differ or that_raises or reduction_is_started or of_each_group or groups_and or some_ranks' \
+	$(addprefix tests/gpu/test_,all_reduce.py collectives.py groups.py optimizers.py refused.py streams.py)
 # the script for a card, with what it takes of it in seconds
 SCRIPT_EMULATED := PARTS="killed bench1" BENCH="--sizes 4 --lists small --rounds 3 --seconds 0.1" NO_MPS=1 DEVICE= \
 	OUT=build/emulated-run PATH="$(abspath $(CUPY_VENV))/bin:$$PATH" PYTHONPATH="$(CURDIR)/tests/gpu/emulated/site"

@@ -52,7 +52,7 @@ class CudaMemory:
         asked = os.environ
         self.has_streams = (asked.get("CUDA_LAUNCH_BLOCKING") or "0") == "0"
         self.has_streams &= asked.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
-        self._stream: Any = None
+        self._last: tuple[int, Any] | None = None  # GPU and stream of the work that was begun last
         self._pinned = PinnedMemory()
 
     def enter(self, tensors: Sequence[Any]) -> None:
@@ -65,14 +65,16 @@ class CudaMemory:
                 f"got an array on GPU {other} while GPU {device} is this rank's current one; a rank works on one GPU: "
                 f"make the array there, or select the other with cupy.cuda.Device({other}).use()"
             )
-        self._order(current)
-        self._stream = current
+        self._order(device, current)
+        self._last = device, current
 
-    def _order(self, stream: Any) -> None:
-        """Order a stream behind the work that was begun before."""
-        before = self._stream
-        if before is not None and before != stream:
-            stream.wait_event(event_of(before))
+    def _order(self, device: int, stream: Any) -> None:
+        """Order a stream of the current GPU behind the work that was begun before, on whichever GPU that was."""
+        before = self._last
+        if before is not None and before != (device, stream):
+            with cupy.cuda.Device(before[0]):  # an event is one of its stream's GPU
+                event = event_of(before[1])
+            stream.wait_event(event)
 
     def host_buffer(self, elements: int, dtype: Any) -> numpy.ndarray:
         """Return pinned memory."""
@@ -98,7 +100,7 @@ class CudaMemory:
     def _give_back(self, device: Any, stream: Any) -> None:
         """Order the stream of memory that is given back, in whichever thread; its current device may be another."""
         with device:
-            self._order(stream)
+            self._order(device.id, stream)
 
     def table(self, values: numpy.ndarray) -> Any:
         """Return an array of the host on the device, for kernels in any stream."""

@@ -32,7 +32,10 @@ def array_of(value: Any) -> Any:
 
 @contextmanager
 def on_stream(pointer: int, device: int) -> Iterator[None]:
-    """Have all work of the ``with`` block begun on a stream of another library, on a GPU.  Local."""
+    """Have all work of the ``with`` block begun on a stream of another library, on a GPU.  Local.
+
+    The stream lasts as long as the process: later work, in whichever stream, is ordered behind it.
+    """
     with cupy.cuda.Device(device), _stream_at(pointer, device):
         yield
 

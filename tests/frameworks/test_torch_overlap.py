@@ -568,6 +568,109 @@ def test_gradients_are_the_rank_s_own_until_the_pass_is_over():
         assert not torch.equal(bare[2].bias.grad, alone[2].bias.grad)
 
 
+# -- between the pass and the step ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_unscaled", [False, True])
+def test_a_grad_scaler_leaves_out_a_step_for_one_row_of_one_rank(kind, is_unscaled):
+    """The infinite row is the last one of the third batch, and the last rank's; the training goes on behind it."""
+    data = batches(7, 12)
+    data[2][0][-1] = torch.inf
+    bare = tanh_model()
+    expected = copy.deepcopy(bare)
+    model, optimizer, owner = distributed(bare, kind)
+    alone, weights = momentum(expected.parameters()), []
+    scalers = [torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2) for _ in "ab"]
+    for number, batch in enumerate(data):
+        sides = [(expected, alone, scalers[0], batch), (model, optimizer, scalers[1], part(batch, "even"))]
+        for net, own, scaler, (x, y) in sides:
+            own.zero_grad()
+            scaler.scale(cross_entropy(net(x), y)).backward()
+            if is_unscaled:
+                if own is optimizer and kind == "optimizer":
+                    own.synchronize()
+                scaler.unscale_(own)
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+            within = own.skip_synchronize() if is_unscaled and kind == "optimizer" and own is optimizer else None
+            with within or contextlib.nullcontext():
+                scaler.step(own)
+            scaler.update()
+        assert owner.has_overlapped == (several() and number > 0)
+        assert scalers[0].get_scale() == scalers[1].get_scale()
+        weights.append(bare[0].weight.detach().clone())
+    assert torch.equal(weights[2], weights[1]) and not torch.equal(weights[3], weights[2])
+    assert_alike(bare, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clipping_between_the_pass_and_the_step(kind):
+    def clip(model):
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05))
+
+    norms = []
+    bare = tanh_model()
+    expected = trained_alone(bare, momentum, batches(6, 12), before_step=clip)
+    alone, norms = norms, []
+    model, optimizer, owner = distributed(bare, kind)
+    for number, batch in enumerate(batches(6, 12)):
+        x, y = part(batch, "even")
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        assert owner.has_overlapped == (several() and number > 0)
+        if kind == "optimizer":
+            optimizer.synchronize()
+        clip(bare)
+        with optimizer.skip_synchronize() if kind == "optimizer" else contextlib.nullcontext():
+            optimizer.step()
+    torch.testing.assert_close(norms, alone, rtol=1e-11, atol=0)
+    assert max(norms) > 0.05
+    assert_alike(bare, expected)
+
+
+@pytest.mark.parametrize("what", ["thawed", "new"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_that_are_added_in_the_middle_of_training(kind, what):
+    """Those of a layer that was frozen, or is new; an optimizer gives all ranks rank 0's values of them."""
+
+    def trained(bare, kind, cut):
+        if kind is None:
+            model, optimizer, owner = bare, momentum(bare[:3].parameters()), None
+        elif kind == "module":
+            model = owner = mpidist.torch.DistributedDataParallel(bare)
+            optimizer = momentum(bare[:3].parameters())
+        else:
+            named = [(name, each) for name, each in bare.named_parameters() if not name.startswith("3")]
+            model, optimizer = bare, mpidist.torch.DistributedOptimizer(momentum(bare[:3].parameters()), named)
+            owner = optimizer
+        seen = []
+        for number, batch in enumerate(batches(9, 12)):
+            if number == 4:
+                if what == "new":
+                    torch.manual_seed(world().rank if kind == "optimizer" else 0)
+                    bare.append(torch.nn.Linear(3, 3).double())
+                bare[3].requires_grad_()
+                optimizer.add_param_group({"params": list(bare[3].parameters()), "lr": 0.3})
+            x, y = cut(batch)
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            seen.append(getattr(owner, "has_overlapped", False))
+        return bare, seen
+
+    def made():
+        bare = tanh_model()
+        if what == "thawed":
+            torch.manual_seed(0)
+            bare.append(torch.nn.Linear(3, 3).double().requires_grad_(False))
+        return bare
+
+    expected, _ = trained(made(), None, lambda batch: batch)
+    found, seen = trained(made(), kind, lambda batch: part(batch, "even"))
+    assert_alike(found, expected)
+    assert not several() or (all(seen[1:4]) and all(seen[6:])), seen
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from mpidist.strategies.tpu.mesh import MeshExtended, MeshReplicaContext
 from mpidist.strategies.tpu.topology import MeshTopology
 from mpidist.variables.components import component
 from mpidist.variables.partition import check_partition, part_of
+from mpidist.variables.variable import DistributedVariable
 from mpidist.world import launched_communicator
 
 _log = logging.getLogger("mpidist")
@@ -87,7 +88,8 @@ class TPUStrategy(Strategy):
         Parameters
         ----------
         tensor : array or number
-            On the logical device named, the value; what the others of its replica give, None included, does not count.
+            On the logical device named, the value; what the others of its replica give, None included, does not count,
+            except that to one that gives an array on its GPU the value comes there.
         logical_device_id : int
             From 0.
 
@@ -144,8 +146,9 @@ class TPUStrategy(Strategy):
         mesh = self.extended
         if mesh.num_logical_devices == 1:
             return tensor
-        is_given = mesh.logical_device == logical_device or isinstance(tensor, numpy.ndarray)
-        own = component(tensor) if is_given else None  # others give one to be checked as well, or none
+        is_array = isinstance(tensor, DistributedVariable) or arrays.is_known(tensor)
+        # others give an array to be checked as well, whose memory says where the value is to lie; or anything
+        own = component(tensor) if is_array or mesh.logical_device == logical_device else None
         return mesh.group.broadcast_here(own, logical_device)
 
 

@@ -45,7 +45,7 @@ static int devices() { return number_of("EMULATED_GPUS", 2); }
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 struct Stream { int device; bool is_default, is_blocking; long last; };  // `last`: the number of its last work
-struct Event { long last; std::shared_ptr<Clock::time_point> time; };  // the number of the work that it is recorded as, 0 for none
+struct Event { long last; int device; std::shared_ptr<Clock::time_point> time; };  // `last`: the number of the work that it is recorded as, 0 for none
 struct Work {
     std::function<bool()> run;  // false: it waits for another rank, and is run again
     std::vector<long> before, behind;  // works that it waits for, and that wait for it
@@ -323,13 +323,13 @@ int cudaStreamWaitEvent(void* handle, Event* event, unsigned) {
     return SUCCESS;
 }
 int cudaStreamIsCapturing(void*, int* is) { *is = 0; return SUCCESS; }
-int cudaEventCreate(Event** event) { *event = new Event{0, nullptr}; return SUCCESS; }
+int cudaEventCreate(Event** event) { *event = new Event{0, device, nullptr}; return SUCCESS; }
 int cudaEventCreateWithFlags(Event** event, unsigned) { return cudaEventCreate(event); }
 int cudaEventDestroy(Event* event) { delete event; return SUCCESS; }
 int cudaEventRecord(Event* event, void* handle) {
     Lock lock(mutex);
     Stream* stream = stream_at(handle);
-    if (!stream || !event) return failed(INVALID_HANDLE);
+    if (!stream || !event || stream->device != event->device) return failed(INVALID_HANDLE);
     auto time = event->time = std::make_shared<Clock::time_point>();
     event->last = begin(lock, stream, [time] { *time = Clock::now(); return true; });
     return SUCCESS;

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 import numpy
@@ -30,10 +31,19 @@ class Event:
 def cupy(monkeypatch):
     library = ModuleType("cupy")
     library.ndarray = type("ndarray", (), {})
+    library.device = 0
+
+    @contextmanager
+    def device(number):
+        before, library.device = library.device, number
+        yield
+        library.device = before
+
     library.cuda = SimpleNamespace(
+        Device=device,
         Event=Event,
         get_current_stream=lambda: getattr(library, "current", None),
-        runtime=SimpleNamespace(getDevice=lambda: 0),
+        runtime=SimpleNamespace(getDevice=lambda: library.device),
     )
     monkeypatch.setitem(sys.modules, "cupy", library)
     for name in ("cuda", "pinned"):
@@ -53,6 +63,20 @@ def test_a_call_waits_on_the_device_for_the_one_before_in_another_stream(cupy):
     for cupy.current in (first, first, second, second, first):
         memory.enter([_array()])
     assert log == [("second", "first"), ("first", "second")]
+
+
+def test_the_work_before_on_another_gpu_is_waited_for_by_an_event_of_that_gpu(cupy, monkeypatch):
+    memory, log, made_on = importlib.import_module("mpidist.device.cuda").CudaMemory(), [], []
+
+    def record(event, stream):
+        made_on.append(cupy.device)
+        event.stream = stream
+
+    monkeypatch.setattr(Event, "record", record)
+    for cupy.device, cupy.current in enumerate([Stream("first", log), Stream("second", log)]):
+        memory.enter([_array(cupy.device)])
+    assert log == [("second", "first")]
+    assert made_on == [0] and cupy.device == 1
 
 
 def test_an_array_on_another_gpu_is_refused_and_changes_nothing(cupy):
