@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lists", nargs="*", choices=LISTS, default=list(LISTS), help="default: all")
 
 
-def check() -> None:
+def check(options: argparse.Namespace) -> None:
     """Raise MissingDependencyError, before ranks are started, where there is nothing to measure.  Local."""
     if not list_physical_devices("GPU"):
         raise MissingDependencyError("CuPy sees no GPU here, and gpu measures on one; nvidia-smi tells what there is")

@@ -55,7 +55,7 @@ def plan(**environ):
 def test_no_part_takes_the_time_of_those_behind_it():
     """Where all use up their limits there is time for all; where there is less time each has a share."""
     limits = plan()
-    assert len(limits) == 15 and sum(limits.values()) <= 480 and min(limits.values()) >= 15
+    assert len(limits) == 16 and sum(limits.values()) <= 480 and min(limits.values()) >= 15
     assert plan(LIMIT="485")["staged2"] == limits["staged2"] + 5, "what is to spare goes to the first"
     assert plan(PARTS="staged2 jax2", LIMIT="480") == {"staged2": 110, "jax2": 60}
     assert plan(PARTS="staged2 killed", LIMIT="26") == {"staged2": 18, "killed": 8}
