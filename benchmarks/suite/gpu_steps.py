@@ -270,6 +270,8 @@ def _measure_model(name: str, trial: Trial, measured: Measured, with_stock: bool
     seconds = trial.turns(contenders)
     for each in checked:  # now those whose sums begin in the pass, too
         wrong[each.name] += wrong_gradients(each, plain, ranks)
+    if trial.device.type != "cuda":
+        name += " on the host"  # which no target is about
     nbytes = sum(each.nbytes for each in case.model.parameters())
     reference = STOCK if with_stock else BARE
     base = reference, float(numpy.median(seconds[reference]))

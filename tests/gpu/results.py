@@ -89,7 +89,7 @@ def write(folder: Path, seconds: int, limit: int) -> None:
         "benchmarks": [each.name for each in files],
     }
     (folder / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder / "results.md").write_text(page(found, _measured(files)))
+    (folder / "results.md").write_text(page(found, _measured(files, _has_card(found))))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -99,20 +99,24 @@ def _files(folder: Path) -> list[Path]:
     return sorted(each for each in folder.glob("gpu-*.json") if each.stat().st_mtime_ns >= began)
 
 
-def _measured(files: Sequence[Path]) -> str:
-    """Return tables of the benchmarks, and which targets they reach; empty where there are none."""
+def _has_card(found: dict[str, Any]) -> bool:
+    return isinstance(found["about"].get("cards"), list)
+
+
+def _measured(files: Sequence[Path], has_card: bool) -> str:
+    """Return tables of the benchmarks, and which targets a card reaches; empty where there are none."""
     from benchmarks.suite import markdown, results, targets
 
     launches = [launch for path in files for launch in results.read(path)]
     if not launches:
         return ""
-    return f"```\n{targets.report(launches)}\n```\n\n{markdown.tables(launches)}\n"
+    judged = f"```\n{targets.report(launches)}\n```\n\n" if has_card else ""
+    return f"{judged}{markdown.tables(launches)}\n"
 
 
 def page(found: dict[str, Any], measured: str) -> str:
     """Return the page.  Local, pure."""
-    has_card = isinstance(found["about"].get("cards"), list)
-    title = "# On a GPU" if has_card else "# Without a card: no figure here is a GPU's"
+    title = "# On a GPU" if _has_card(found) else "# Without a card: no figure here is a GPU's"
     lines = [title, "", f"{found['seconds']} s of at most {found['limit']} s.", ""]
     lines += ["| part | s | limit, s | | tests |", "|---|---|---|---|---|"]
     for part in found["parts"]:

@@ -58,6 +58,7 @@ def test_steps_for_a_gpu_are_tried_on_the_host(tmp_path):
         "DDP": 0,
         "DDP, bucket views": 0,
     }
+    assert {row.work for row in launch.rows} == {"tiny on the host"}, "no target is about the host"
     assert all(row.reference == "DDP" and row.turns == 3 and row.time_us > 0 for row in launch.rows)
-    told = launch.machine["tiny: overlapped"]
+    told = launch.machine["tiny on the host: overlapped"]
     assert (told["turns that overlapped"], told["turns"]) == (0, 3), "on one node sums are made after the pass"
