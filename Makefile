@@ -54,7 +54,7 @@ FEW_EMULATED := -k 'nested or factors_and or different_lengths or 0-uneven or re
 	or momentum-global] or shapes_that_differ or that_raises or reduction_is_started or of_each_group or groups_and or some_ranks' \
 	$(addprefix tests/gpu/test_,all_reduce.py collectives.py groups.py optimizers.py refused.py streams.py)
 # the script for a card, with what it takes of it in seconds
-SCRIPT_EMULATED := PARTS="killed bench1" BENCH="--sizes 4 --lists small --rounds 3 --seconds 0.1" NO_MPS=1 DEVICE= \
+SCRIPT_EMULATED := BENCH="--sizes 4 --lists small --rounds 3 --seconds 0.1" NO_MPS=1 DEVICE= \
 	OUT=build/emulated-run PATH="$(abspath $(CUPY_VENV))/bin:$$PATH" PYTHONPATH="$(CURDIR)/tests/gpu/emulated/site"
 PYTEST_PARALLEL := -m pytest -q tests/parallel --with-mpi -o faulthandler_timeout=150 -o faulthandler_exit_on_timeout=true
 
@@ -199,7 +199,8 @@ test-emulated: $(CUPY_VENV)/.installed test-libraries
 		$(CUPY_VENV)/bin/mpidist run --quiet -n $${each%-*} $(PYTEST_GPU) $(FEW_EMULATED) --ran-log $(RAN)/emulated-few; done; \
 	PYTHONPATH="$(CURDIR)/tests/gpu/emulated/site:$(CURDIR)" timeout --kill-after=20 $(LIMIT) $(CUPY_VENV)/bin/python -m pytest -q \
 		tests/gpu/test_nccl_fails.py; \
-	$(SCRIPT_EMULATED) tests/gpu/run
+	$(SCRIPT_EMULATED) PARTS="killed bench1 bench2" tests/gpu/run; \
+	$(SCRIPT_EMULATED) PARTS=benchstaged EMULATED_GPUS=1 tests/gpu/run
 
 # NVIDIA's compiler compiles all kernels, and NCCL says why it cannot start, without a GPU
 test-libraries: $(CUPY_VENV)/.installed

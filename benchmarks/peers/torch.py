@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import timedelta
 from typing import Any
 
 import numpy
@@ -13,15 +14,15 @@ from benchmarks.suite.ranks import Ranks, imported
 from benchmarks.suite.tensors import TensorList
 
 
-def started(ranks: Ranks) -> Any:
-    """Return ``torch`` with a Gloo process group of all ranks.  Collective."""
+def started(ranks: Ranks, backend: str = "gloo") -> Any:
+    """Return ``torch`` with a process group of all ranks, which is made once.  Collective."""
     torch = imported("torch.distributed", "needs PyTorch: pip install torch", ranks)
     if not torch.distributed.is_initialized():
-        _join(torch, ranks)
+        _join(torch, ranks, backend)
     return torch
 
 
-def _join(torch: Any, ranks: Ranks) -> None:
+def _join(torch: Any, ranks: Ranks, backend: str) -> None:
     """Make the process group; rank 0 listens for the others."""
     one_node = ranks.node_count == 1
     if one_node:  # a host name that leads nowhere would keep Gloo from connecting
@@ -33,7 +34,8 @@ def _join(torch: Any, ranks: Ranks) -> None:
     host, port = ranks.comm.bcast((host, store.port) if store is not None else None)
     if store is None:
         store = torch.distributed.TCPStore(host, port, ranks.size, is_master=False)
-    torch.distributed.init_process_group("gloo", store=store, rank=ranks.rank, world_size=ranks.size)
+    limit = {"timeout": timedelta(seconds=60)} if backend == "nccl" else {}  # not ten minutes
+    torch.distributed.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, **limit)
 
 
 class GlooFlat(Contender):
@@ -94,9 +96,8 @@ class GlooReducer(Contender):
             raise TypeError(f"gradients are floating, got {tensors.dtype}")
         self._torch = torch
         self._dtype = torch.from_numpy(numpy.empty(0, tensors.dtype)).dtype
-        self._source = _given_gradients(torch)
         self._module = torch.nn.parallel.DistributedDataParallel(
-            _module(torch, tensors.shapes, self._dtype, self._source), init_sync=False, gradient_as_bucket_view=True
+            module_of(torch, tensors.shapes, self._dtype), init_sync=False, gradient_as_bucket_view=True
         )
 
     def prepare(self, gradients: list[Any]) -> Any:
@@ -114,8 +115,9 @@ class GlooReducer(Contender):
         del self._module
 
 
-def _module(torch: Any, shapes: list[Any], dtype: Any, source: Any) -> Any:
-    """Return a module with these parameters, whose backward pass gives them the gradients passed to it."""
+def module_of(torch: Any, shapes: list[Any], dtype: Any) -> Any:
+    """Return a module with such parameters, whose backward pass gives them the gradients passed to it."""
+    source = _given_gradients(torch)
 
     class Given(torch.nn.Module):
         def __init__(self) -> None:
@@ -136,7 +138,7 @@ def _given_gradients(torch: Any) -> Any:
         @staticmethod
         def forward(ctx: Any, gradients: Any, *parameters: Any) -> Any:
             ctx.gradients = gradients
-            return torch.zeros(())
+            return gradients[0].new_zeros(())
 
         @staticmethod
         def backward(ctx: Any, unused: Any) -> Any:

@@ -14,6 +14,7 @@ from benchmarks.suite import (
     collectives,
     first_steps,
     gpu,
+    gpu_steps,
     gradients,
     plot,
     ps,
@@ -34,8 +35,8 @@ from mpidist.commands.quantities import count, duration
 from mpidist.errors import LaunchError, MissingDependencyError
 
 #: Subcommand -> its module: ``WHAT``, ``add_arguments(parser)``, and either ``measure(options, ranks)``, which runs on
-#: all ranks of a launch, or ``start(options)``, which runs on none and may start launches; ``check()``, if it has one,
-#: raises where it cannot be measured.
+#: all ranks of a launch, or ``start(options)``, which runs on none and may start launches; ``check(options)``, if it
+#: has one, raises where it cannot be measured.
 SUBCOMMANDS: dict[str, Any] = {
     "all-reduce": all_reduce,
     "gradients": gradients,
@@ -45,6 +46,7 @@ SUBCOMMANDS: dict[str, Any] = {
     "slot-adding": slot_adding,
     "collectives": collectives,
     "gpu": gpu,
+    "gpu-steps": gpu_steps,
     "scaling": scaling,
     "ps": ps,
     "targets": targets,
@@ -121,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
         if started:
             return _finish(options, _in_launch(options, module, argv))
         if hasattr(module, "check"):
-            module.check()
+            module.check(options)
         found = module.start(options) if hasattr(module, "start") else _launched(options, argv)
         if module is not show:
             for each in found:

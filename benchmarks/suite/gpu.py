@@ -36,6 +36,15 @@ SIZES = (4, 1 << 10, 64 << 10, 1 << 20, 4 << 20, 25 << 20, 100_000_000)
 #: Lists by name, as `tensor_lists` has them.
 LISTS = ("resnet50", "bert-base", "small")
 
+#: Contenders that are held against the targets.
+OURS, NCCL, COPY, ROUND_TRIP, ON_HOST = (
+    "mpidist", "NCCL", "copy on the device", "copies to the host and back", "mpidist on the host"
+)  # fmt: skip
+PACK, UNPACK, ADAM, ADAM_COPY = "pack", "unpack", "Adam alone", "copy of as many bytes"
+
+#: Behind the names of those whose time is the card's alone.
+ALONE = " (the card alone)"
+
 #: How often each contender runs before it is timed: plans are made, kernels compiled, memory is in the pool.
 WARM_UPS = 5
 
@@ -80,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lists", nargs="*", choices=LISTS, default=list(LISTS), help="default: all")
 
 
-def check() -> None:
+def check(options: argparse.Namespace) -> None:
     """Raise MissingDependencyError, before ranks are started, where there is nothing to measure.  Local."""
     if not list_physical_devices("GPU"):
         raise MissingDependencyError("CuPy sees no GPU here, and gpu measures on one; nvidia-smi tells what there is")
@@ -158,18 +167,18 @@ class Card:
         given = parts[0] if len(parts) == 1 else parts
         factor = all_reduce_factor(self.ranks.size)
         contenders = [
-            Timed("mpidist", "ours", self._public(given), self._wrong, factor),
+            Timed(OURS, "ours", self._public(given), self._wrong, factor),
             *self._raw(flat, target, factor),
-            Timed("copy on the device", "reference", self._copy(target, flat)),
+            Timed(COPY, "reference", self._copy(target, flat)),
         ]
         if with_host:
             pinned = self.cupy.cuda.alloc_pinned_memory(flat.nbytes)
             on_host = _cut(numpy.full(elements, self.ranks.rank + 1, "f4"), shapes)
             contenders += [
-                Timed("copies to the host and back", "reference", self._round_trip(flat, target, pinned)),
-                Timed("mpidist on the host", "ours", self._public(on_host), self._wrong, factor),
+                Timed(ROUND_TRIP, "reference", self._round_trip(flat, target, pinned)),
+                Timed(ON_HOST, "ours", self._public(on_host), self._wrong, factor),
             ]
-        reference = "copy on the device" if self._nccl is None else "NCCL"
+        reference = COPY if self._nccl is None else NCCL
         self._rows(work, contenders, flat.nbytes, reference)
 
     def pack(self, work: str, shapes: Sequence[Shape]) -> None:
@@ -195,12 +204,14 @@ class Card:
         def wrong_unpacked(result: Any) -> int:
             return sum(int((part != 1).sum()) for part in result)
 
-        contenders = [Timed("copy on the device", "reference", self._copy(target, flat))]
-        for on_card in (False, True):
-            where = " (the card alone)" if on_card else ""
-            contenders.append(Timed(f"pack{where}", "ours", packed, wrong_packed, on_card=on_card))
-            contenders.append(Timed(f"unpack{where}", "ours", unpacked, wrong_unpacked, on_card=on_card))
-        self._rows(f"pack {work}", contenders, flat.nbytes, "copy on the device")
+        contenders = []
+        for where in ("", ALONE):
+            contenders += [
+                Timed(f"{COPY}{where}", "reference", self._copy(target, flat), on_card=bool(where)),
+                Timed(f"{PACK}{where}", "ours", packed, wrong_packed, on_card=bool(where)),
+                Timed(f"{UNPACK}{where}", "ours", unpacked, wrong_unpacked, on_card=bool(where)),
+            ]
+        self._rows(f"pack {work}", contenders, flat.nbytes, COPY)
 
     def adam(self, shapes: Sequence[Shape]) -> None:
         """Measure steps of Adam, with the reduction and without; a copy moves the bytes that an update must.
@@ -220,10 +231,10 @@ class Card:
         source = cupy.zeros(elements * 7 // 2, "f4")
         contenders = [
             Timed("Adam, gradients reduced", "ours", step(optimizers[0])),
-            Timed("Adam alone", "ours", step(optimizers[1], skip_gradients_aggregation=True)),
-            Timed("copy of as many bytes", "reference", self._copy(cupy.empty_like(source), source)),
+            Timed(ADAM, "ours", step(optimizers[1], skip_gradients_aggregation=True)),
+            Timed(ADAM_COPY, "reference", self._copy(cupy.empty_like(source), source)),
         ]
-        self._rows("adam", contenders, elements * 4, "copy of as many bytes")
+        self._rows("adam", contenders, elements * 4, ADAM_COPY)
 
     # -- contenders ---------------------------------------------------------------------------------------------------
 
@@ -248,7 +259,7 @@ class Card:
             communicator.allReduce(*fixed, self.cupy.cuda.get_current_stream().ptr)
             return target
 
-        return [Timed("NCCL", "peer", run, self._wrong, factor)]
+        return [Timed(NCCL, "peer", run, self._wrong, factor)]
 
     def _copy(self, target: Any, source: Any) -> Callable[[], Any]:
         stream = self.cupy.cuda.get_current_stream

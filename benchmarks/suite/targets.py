@@ -11,6 +11,7 @@ import numpy
 from benchmarks.peers.mpi import Allreduce, AllreducePacked
 from benchmarks.peers.tensorflow import TensorFlowRing
 from benchmarks.peers.torch import GlooEach, GlooFlat
+from benchmarks.suite import gpu, gpu_steps
 from benchmarks.suite.cache_mode import ONE_CACHE, TWO_CACHES
 from benchmarks.suite.contender import Copy, Ours, OursInBuffers
 from benchmarks.suite.launches import launch
@@ -101,13 +102,27 @@ def more_than(who: str, by: str) -> Callable[[Rows], float | None]:
     return lambda rows: rows[who].time_us - rows[by].time_us if who in rows and by in rows else None
 
 
+def microseconds(who: str) -> Callable[[Rows], float | None]:
+    """Return what gives a contender's microseconds."""
+    return lambda rows: rows[who].time_us if who in rows else None
+
+
+def staged_by_slower(rows: Rows) -> float | None:
+    """Return what divides the time through host memory by the longer of its copies and the host's own reduction."""
+    parts = [rows[who].time_us for who in (gpu.ROUND_TRIP, gpu.ON_HOST) if who in rows]
+    is_staged = gpu.NCCL not in rows and gpu.OURS in rows
+    return rows[gpu.OURS].time_us / max(parts) if is_staged and len(parts) == 2 else None
+
+
 _OURS, _COPY = Ours.name, Copy.name
 _ABOVE_MPI, _BY_MPI = more_than(_OURS, Allreduce.name), time_of(_OURS, Allreduce.name)
 _LONG = (1 << 20, float("inf"))
+_CARD_COPY = f"{gpu.COPY}{gpu.ALONE}"
 _TWO_LEVEL, _LINK = "two_level", (4_900_000, 5_100_000)
 
-#: Those of ``two-levels`` are measured by ``benchmarks/two_levels.py``, which needs hosts of its own.  ``ps`` and
-#: ``slot-adding``, which start no launches of two ranks, have theirs beside them.
+#: Those of ``two-levels`` are measured by ``benchmarks/two_levels.py``, which needs hosts of its own, those of ``gpu``
+#: and ``gpu-steps`` by ``tests/gpu/run`` on a card.  ``ps`` and ``slot-adding``, which start no launches of two ranks,
+#: have theirs beside them.
 TARGETS = (
     Target("gradients", "resnet50", 2, "against a copy", time_of(_OURS, _COPY), 1.25, mode=ONE_CACHE),
     Target("gradients", "resnet50", 2, "best peer / ours", best_peer_by(_OURS), 1.7, False, ONE_CACHE),
@@ -155,6 +170,30 @@ TARGETS = (
             ("flat ring / ours", time_of("ring", _TWO_LEVEL), times_ring),
             ("Allreduce / ours", time_of(Allreduce.name, _TWO_LEVEL), 1.0),
         )
+    ),
+    *(
+        Target("gpu", f"pack {work}", 1, f"copy / {what}", time_of(_CARD_COPY, f"{what}{gpu.ALONE}"), 0.85, False)
+        for work in ("resnet50", "bert-base")
+        for what in (gpu.PACK, gpu.UNPACK)
+    ),
+    *(
+        Target("gpu", "pack small", 1, f"us of {what}, {told}", microseconds(f"{what}{where}"), limit)
+        for what in (gpu.PACK, gpu.UNPACK)
+        for where, told, limit in ((gpu.ALONE, "card alone", 20), ("", "call", 30))
+    ),
+    *(
+        Target("gpu", "array", ranks, *rest)
+        for ranks in (1, 2)
+        for rest in (
+            ("us above NCCL", more_than(gpu.OURS, gpu.NCCL), 15, True, "", (0, 1 << 20)),
+            ("from 25 MB by NCCL", time_of(gpu.OURS, gpu.NCCL), 1.05, True, "", (25_000_000, float("inf"))),
+        )
+    ),
+    Target("gpu", "adam", 1, "copy / Adam", time_of(gpu.ADAM_COPY, gpu.ADAM), 0.8, False),
+    Target("gpu", "resnet50", 2, "staged by slower part", staged_by_slower, 1.15),
+    *(
+        Target("gpu-steps", model, 2, "best DDP / ours", best_peer_by(gpu_steps.OURS), 1.0, False)
+        for model in ("resnet50", "gpt")
     ),
 )
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "run"
 
-PYTHON = """#!/bin/sh
+PYTHON = f"""#!/bin/sh
 case "$*" in
+  *tests.gpu.results*) exec {sys.executable} "$@" ;;
   *test_killed*) echo '1 passed, 1 deselected in 0.10s' ;;
   *"-n 1"*) echo '3 skipped in 0.10s' ;;
   *"-n 2"*) printf '..'; exit 3 ;;
@@ -34,3 +37,25 @@ def test_the_table_tells_of_each_part_how_it_ended_and_what_was_counted(tmp_path
         ["one", "failed", "(5)", *"3 skipped in 0.10s".split()],
         ["lost", "failed", "(2)"],
     ]
+    found = json.loads((tmp_path / "results.json").read_text())
+    told = {part["name"]: (part["status"], part["counts"]) for part in found["parts"]}
+    assert told["killed"] == ("passed", {"passed": 1, "deselected": 1}) and found["about"]["mpidist"]
+    assert told["staged2"] == ("failed (3)", {}) and told["one"] == ("failed (5)", {"skipped": 3})
+    page = (tmp_path / "results.md").read_text()
+    assert page.startswith("# On a GPU" if isinstance(found["about"]["cards"], list) else "# Without a card")
+    assert "| passed | 1 passed, 1 deselected |" in page and "Nothing was measured." in page
+
+
+def plan(**environ):
+    """Return the limits by part, if all use theirs up."""
+    lines = subprocess.run([SCRIPT, "--plan"], env={**os.environ, **environ}, capture_output=True, text=True).stdout
+    return {name: int(seconds) for name, seconds, _ in map(str.split, lines.splitlines())}
+
+
+def test_no_part_takes_the_time_of_those_behind_it():
+    """Where all use up their limits there is time for all; where there is less time each has a share."""
+    limits = plan()
+    assert len(limits) == 16 and sum(limits.values()) <= 480 and min(limits.values()) >= 15
+    assert plan(LIMIT="485")["staged2"] == limits["staged2"] + 5, "what is to spare goes to the first"
+    assert plan(PARTS="staged2 jax2", LIMIT="480") == {"staged2": 110, "jax2": 60}
+    assert plan(PARTS="staged2 killed", LIMIT="26") == {"staged2": 18, "killed": 8}

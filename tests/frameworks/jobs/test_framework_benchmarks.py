@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from benchmarks.suite import results
 from tests.helpers.launch import run_command
 
 _BACKEND = os.environ.get("KERAS_BACKEND", "jax")
@@ -38,3 +39,26 @@ def test_a_launch_is_added_to_those_before(name, tmp_path):
     (found,) = (launch.get("milliseconds") or launch["seconds"]).values()
     assert kinds <= set(found)
     assert all(found[kind] > 0 for kind in kinds - {"seam"})
+
+
+@pytest.mark.skipif(_BACKEND != "torch", reason="it is PyTorch's, and runs once")
+def test_steps_for_a_gpu_are_tried_on_the_host(tmp_path):
+    """All contenders come to the mean of the ranks' gradients; the peer is PyTorch's own class, over Gloo."""
+    path = tmp_path / "found.json"
+    options = ["--device", "cpu", "--models", "tiny", "--seconds", "0.1", "--rounds", "3", "--json", str(path)]
+    result = run_command(2, [sys.executable, "-m", "benchmarks", "gpu-steps", *options], timeout_seconds=300)
+    assert result.returncode == 0, result.stderr
+    (launch,) = results.read(path)
+    assert not launch.missing
+    assert {row.who: row.wrong for row in launch.rows} == {
+        "mpidist": 0,
+        "mpidist, all after the pass": 0,
+        "mpidist, the sums alone": None,
+        "no communication": None,
+        "DDP": 0,
+        "DDP, bucket views": 0,
+    }
+    assert {row.work for row in launch.rows} == {"tiny on the host"}, "no target is about the host"
+    assert all(row.reference == "DDP" and row.turns == 3 and row.time_us > 0 for row in launch.rows)
+    told = launch.machine["tiny on the host: overlapped"]
+    assert (told["turns that overlapped"], told["turns"]) == (0, 3), "on one node sums are made after the pass"
