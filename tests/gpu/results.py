@@ -111,7 +111,13 @@ def _measured(files: Sequence[Path], has_card: bool) -> str:
     if not launches:
         return ""
     judged = f"```\n{targets.report(launches)}\n```\n\n" if has_card else ""
-    return f"{judged}{markdown.tables(launches)}\n"
+    told = [
+        f"{name}: {_cell(value)}."
+        for launch in launches
+        for name, value in launch.machine.items()
+        if name.endswith(": overlapped")
+    ]
+    return "\n\n".join([f"{judged}{markdown.tables(launches)}", *told]) + "\n"
 
 
 def page(found: dict[str, Any], measured: str) -> str:

@@ -6,7 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+
+from benchmarks.suite import results as launches
+from benchmarks.suite.results import Launch
+from benchmarks.suite.rows import row_of
+from tests.gpu import results
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "run"
 
@@ -59,3 +65,24 @@ def test_no_part_takes_the_time_of_those_behind_it():
     assert plan(LIMIT="485")["staged2"] == limits["staged2"] + 5, "what is to spare goes to the first"
     assert plan(PARTS="staged2 jax2", LIMIT="480") == {"staged2": 110, "jax2": 60}
     assert plan(PARTS="staged2 killed", LIMIT="26") == {"staged2": 18, "killed": 8}
+
+
+def test_the_page_has_what_this_run_measured_and_judges_a_card_alone(tmp_path):
+    """What an earlier run left there is none of it; without a card no target is said to be reached."""
+    row = row_of("gpt", 100, "float32", "mpidist", "ours", [1e-3], ("DDP", 1e-3))
+    overlapped = {"gpt: overlapped": {"part of the sums": 0.5, "turns": 4}}
+    launch = Launch(
+        "gpu-steps", [], 2, "An MPI 1.0", "", {}, [row, replace(row, who="DDP", kind="peer")], {}, overlapped
+    )
+    (tmp_path / "parts.tsv").write_text("steps2\t30\t80\tpassed\t\n")
+    for name in ("gpu-1.json", "about.json", "gpu-steps-2.json"):
+        launches.write(tmp_path / name, [launch])
+        os.utime(tmp_path / name, (time := 1e9 + len(list(tmp_path.iterdir())), time))
+    for cards, verdict in (([{"name": "A card"}], True), ({"missing": "nvidia-smi"}, False)):
+        (tmp_path / "about.json").write_text(json.dumps({"cards": cards}))
+        os.utime(tmp_path / "about.json", (1e9 + 3, 1e9 + 3))
+        results.write(tmp_path, 31, 480)
+        page = (tmp_path / "results.md").read_text()
+        assert ("reached" in page) == verdict and page.startswith("# On a GPU") == verdict
+        assert "part of the sums 0.5" in page and "| steps2 | 30 | 80 | passed |  |" in page
+        assert json.loads((tmp_path / "results.json").read_text())["benchmarks"] == ["gpu-steps-2.json"]
