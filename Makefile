@@ -192,13 +192,13 @@ test-emulated: $(CUPY_VENV)/.installed test-libraries
 	why=$$($(CUPY_VENV)/bin/python -m tests.gpu.emulated); if [ -n "$$why" ]; then mkdir -p build; \
 		echo "not run here: CuPy on emulated GPUs: $$why; make test-emulated runs it" | tee -a build/left_out; exit; fi; \
 	set -e; export MPIDIST_TEST_ON=emulated; timeout --kill-after=20 $(LIMIT) $(PYTEST_EMULATED) \
-		$(filter-out %_torch.py %_jax.py %_killed.py %_nccl_fails.py,$(wildcard tests/gpu/test_*.py)) --ran-log $(RAN)/emulated; \
+		$(filter-out %_torch.py %_jax.py %_keras.py %_killed.py %_nccl_fails.py %_parameter_server.py,$(wildcard tests/gpu/test_*.py)) --ran-log $(RAN)/emulated; \
 	EMULATED_GPUS=1 timeout --kill-after=20 $(LIMIT) $(PYTEST_EMULATED) \
 		$(addprefix tests/gpu/test_,all_reduce.py collectives.py refused.py streams.py) --ran-log $(RAN)/emulated-staged; \
 	for each in $(EMULATED_SIZES); do EMULATED_GPUS=$${each#*-} timeout --kill-after=20 $(LIMIT) \
 		$(CUPY_VENV)/bin/mpidist run --quiet -n $${each%-*} $(PYTEST_GPU) $(FEW_EMULATED) --ran-log $(RAN)/emulated-few; done; \
 	PYTHONPATH="$(CURDIR)/tests/gpu/emulated/site:$(CURDIR)" timeout --kill-after=20 $(LIMIT) $(CUPY_VENV)/bin/python -m pytest -q \
-		tests/gpu/test_nccl_fails.py; \
+		tests/gpu/test_nccl_fails.py tests/gpu/test_parameter_server.py; \
 	$(SCRIPT_EMULATED) PARTS="killed bench1 bench2" tests/gpu/run; \
 	$(SCRIPT_EMULATED) PARTS=benchstaged EMULATED_GPUS=1 tests/gpu/run
 

@@ -28,7 +28,9 @@ if library.is_emulated():
     emulated.start()
 
 #: They start ranks themselves, which a rank cannot.
-collect_ignore = ["test_killed.py", "test_nccl_fails.py"] if detect_launcher() is not None else []
+collect_ignore = (
+    ["test_killed.py", "test_nccl_fails.py", "test_parameter_server.py"] if detect_launcher() is not None else []
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

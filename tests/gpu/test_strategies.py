@@ -8,6 +8,7 @@ import pytest
 import mpidist
 from mpidist.cluster.topology import Topology as ClusterTopology
 from mpidist.tpu.experimental import DeviceAssignment, Topology
+from tests.gpu import library
 from tests.gpu.library import check_on_all_ranks, host, is_own, place, problem_of, problems_of, slowly, stream
 
 pytestmark = [
@@ -172,3 +173,24 @@ def test_values_are_placed_on_logical_devices_and_split(xp):
     wanted = [numpy.full((5, 2), each, "f4") for each in (size, 1, 1)]
     problem = problems_of(xp, [each + 0 for each in (*placed, part)], [*wanted, whole[:, 2 * rank : 2 * rank + 2]])
     check_on_all_ranks(problem or is_right or f"{plain}")
+
+
+@pytest.mark.parametrize("name", ["central storage", "multi worker"])
+def test_variables_on_the_host_take_what_lies_on_a_gpu(xp, name):
+    rank, size = place()
+    strategy = mpidist.CentralStorageStrategy(parameter_device="/cpu:0") if name[0] == "c" else library.strategy()
+    with strategy.scope():
+        variable = mpidist.Variable(numpy.zeros((5, 2)), aggregation="SUM")
+        table = mpidist.Variable(numpy.zeros((5, 2)))
+    places = xp.asarray(numpy.array([4, 1, 4]))
+    slow = xp.zeros((5, 2))
+    slowly(xp, slow, rank + 1)
+    strategy.run(lambda: variable.assign_add(slow))
+    slowly(xp, slow, 10)
+    strategy.run(lambda: variable.scatter_add(mpidist.IndexedSlices(slow[:3], places)))
+    optimizer = mpidist.optimizers.SGD(0.5)
+    slowly(xp, slow, rank + 1)
+    strategy.run(lambda: optimizer.apply_gradients([(mpidist.IndexedSlices(slow[:3], places, (5, 2)), table)]))
+    total, counts = size * (size + 1) / 2, numpy.array([0, 1, 0, 0, 2.0])[:, None].repeat(2, 1)
+    found, wanted = [variable.numpy(), table.numpy()], [total + 10 * size * counts, -total / 2 * counts]
+    check_on_all_ranks(problems_of(numpy, found, wanted))

@@ -9,7 +9,7 @@ import pytest
 
 import mpidist
 from mpidist.data import Dataset
-from tests.gpu.library import check_on_all_ranks, host, is_own, place, problems_of, strategy
+from tests.gpu.library import check_on_all_ranks, host, is_own, place, problems_of, slowly, strategy
 
 pytestmark = [
     pytest.mark.mpi,
@@ -183,29 +183,66 @@ def test_batches_of_a_data_set(xp):
     check_on_all_ranks(found["card"].problem(found["alone"].values()))
 
 
+M = mpidist.metrics
+#: What is made, and the kinds of its labels and predictions.
 METRICS = {
-    "accuracy": lambda: mpidist.metrics.BinaryAccuracy(),
-    "auc": lambda: mpidist.metrics.AUC(),
-    "mse": lambda: mpidist.metrics.MeanSquaredError(),
+    "AUC": (M.AUC, "two"),
+    "AUC, PR": (lambda: M.AUC(50, curve="PR"), "two"),
+    "Accuracy": (M.Accuracy, "alike"),
+    "BinaryAccuracy": (lambda: M.BinaryAccuracy(threshold=0.4), "two"),
+    "CategoricalAccuracy": (M.CategoricalAccuracy, "one of five"),
+    "MeanAbsoluteError": (M.MeanAbsoluteError, "one of five"),
+    "MeanSquaredError": (M.MeanSquaredError, "two"),
+    "Precision": (lambda: M.Precision([0.3, 0.6]), "two"),
+    "Precision, top 2": (lambda: M.Precision(top_k=2, class_id=3), "one of five"),
+    "Recall": (M.Recall, "two"),
+    "SparseCategoricalAccuracy": (M.SparseCategoricalAccuracy, "class"),
+    "SparseTopKCategoricalAccuracy": (lambda: M.SparseTopKCategoricalAccuracy(2), "class"),
+    "TopKCategoricalAccuracy": (lambda: M.TopKCategoricalAccuracy(2), "one of five"),
+    "a function": (lambda: M.get(lambda truth, scores: numpy.abs(truth - scores).mean(axis=-1)), "one of five"),
+    "accuracy by shape": (lambda: M.get("accuracy"), "class"),
 }
+
+
+def labels_of(kind, count):
+    random = numpy.random.default_rng(4)
+    scores = random.uniform(size=(count, 5))
+    classes = (scores + random.normal(size=scores.shape) / 3).argmax(axis=1)
+    if kind == "two":
+        return (classes[:, None] > 2).astype("f8"), scores[:, 3:4]
+    if kind == "alike":
+        return classes, scores.argmax(axis=1)
+    return (classes if kind == "class" else numpy.eye(5)[classes]), scores
+
+
+def test_all_metrics_are_tested():
+    classes = {name.partition(",")[0] for name in METRICS}
+    assert set(M.__all__) - {"Metric", "get", "Mean"} <= classes  # the mean is below
 
 
 @pytest.mark.parametrize("labels", ["own", "host"])
 @pytest.mark.parametrize("name", METRICS)
 def test_metrics(xp, name, labels):
-    """Of labels that lie where the predictions are, or on the host as a data set may have them."""
+    """Of labels that lie where the predictions are, or on the host as a data set may have them; weighted, and not."""
     rank, size = place()
-    random = numpy.random.default_rng(4)
-    scores = random.uniform(size=(6 * size, 1))
-    truth = (scores + random.normal(size=scores.shape) / 3 > 0.5).astype("f8")
-    with strategy().scope():
-        metric = METRICS[name]()
-    part = slice(6 * rank, 6 * rank + 6)
-    y = xp.asarray(truth[part]) if labels == "own" else truth[part]
-    strategy().run(metric.update_state, (y, xp.asarray(scores[part])))
-    one = METRICS[name]()
-    one.update_state(truth, scores)
-    check_on_all_ranks(abs(float(metric.result()) - float(one.result())) < 1e-9 or f"{metric.result()}")
+    make, kind = METRICS[name]
+    truth, scores = labels_of(kind, 6 * size)
+    weights = numpy.random.default_rng(5).uniform(size=6 * size)
+    part, problems = slice(6 * rank, 6 * rank + 6), []
+    for is_weighted in (False, True):
+        with strategy().scope():
+            metric = make()
+        given = [truth[part], scores[part], *([weights[part]] if is_weighted else [])]
+        slow = xp.zeros(given[1].shape, given[1].dtype)
+        slowly(xp, slow, 0)
+        given[1] = slow + xp.asarray(given[1])
+        given = [xp.asarray(each) if labels == "own" else each for each in given]
+        strategy().run(metric.update_state, given)
+        one = make()
+        one.update_state(truth, scores, *([weights] if is_weighted else []))
+        found, wanted = numpy.asarray(metric.result()), numpy.asarray(one.result())
+        problems.append("" if numpy.allclose(found, wanted, 0, 1e-9) else f"{found} in place of {wanted}")
+    check_on_all_ranks("".join(problems))
 
 
 def test_the_mean_of_losses(xp):

@@ -136,7 +136,7 @@ class ServedVariable(DistributedVariable):
         self._client.assign(self.key, value, verb)
 
     def _put_rows(self, verb: str, rows: IndexedSlices) -> None:
-        self._client.scatter(self.key, verb, rows.indices, rows.values)
+        self._client.scatter(self.key, verb, arrays.on_host(rows.indices), rows.values)
 
     def _lookup(self, indices: Any) -> Any:
         """Return rows, by a flat array of their numbers."""
@@ -155,7 +155,7 @@ class ServedVariable(DistributedVariable):
         return values if values.dtype == self.dtype else as_dtype(self.name, values, self.dtype)
 
     def _checked_rows(self, indices: Any) -> Any:
-        indices = numpy.asarray(indices)
+        indices = numpy.asarray(arrays.on_host(indices) if arrays.is_known(indices) else indices)
         if indices.size == 0:
             indices = indices.astype(numpy.int64)
         if indices.dtype.kind not in "iu":
@@ -248,7 +248,7 @@ class ShardedVariable(ServedVariable):
     def pushed(self, gradient: Any) -> list[tuple[Key, Any]]:
         """Return what to push of a gradient, by shard: none of its rows, too, is a step of a shard.  Local."""
         if isinstance(gradient, IndexedSlices):
-            none = gradient.values[:0], numpy.asarray(gradient.indices)[:0]
+            none = gradient.values[:0], arrays.on_host(gradient.indices)[:0]
             found = {spec.key: IndexedSlices(*none, spec.shape) for spec in self.specs}
             found.update({self.specs[shard].key: rows for shard, rows in self._rows_by_shard(gradient)})
             return list(found.items())
@@ -310,7 +310,7 @@ class ShardedVariable(ServedVariable):
             yield int(shard), numpy.flatnonzero(shards == shard)
 
     def _rows_by_shard(self, rows: IndexedSlices) -> list[tuple[int, IndexedSlices]]:
-        indices, values = numpy.asarray(rows.indices), rows.values
+        indices, values = arrays.on_host(rows.indices), rows.values
         return [
             (shard, IndexedSlices(values[places], indices[places] - self._offsets[shard], self.specs[shard].shape))
             for shard, places in self._places(indices)
