@@ -24,7 +24,8 @@ def has(placement: Any) -> bool:
 
 def knows(dtype: numpy.dtype[Any]) -> bool:
     """Return whether arrays of a dtype are moved on the device: NumPy's own, and of what JAX adds bfloat16 alone."""
-    return dtype.isbuiltin == 1 or dtype.name == "bfloat16"
+    # 2 is for dtypes of other libraries; NumPy's own have 1, or 0, as they were made
+    return dtype.isbuiltin != 2 or dtype.name == "bfloat16"
 
 
 def require_cupy(instead: str = "give jax.device_get(tree), and jax.device_put the result") -> None:
