@@ -9,8 +9,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from typing import IO, TYPE_CHECKING, Any
 
@@ -49,6 +51,8 @@ _BYTE = "UINT8"
 
 #: A call of NCCL's communicator: its name, and its arguments without the stream.
 _Call = tuple[Any, ...]
+#: Those of two ranks, whose last argument is the other one.
+_BETWEEN_TWO = ("send", "recv")
 
 #: How long a rank whose NCCL fails waits to hear of another rank's end, which is the cause then.
 _GRACE_SECONDS = 1.0
@@ -86,6 +90,8 @@ class Nccl:
         self._rank, self._process = transport.rank, os.getpid()
         self.left: Arrived | None = None
         self._event: Any = None  # behind the last calls: NCCL does all of them in one order
+        self._connected: set[tuple[str, int]] = set()  # calls that were made, and with whom: NCCL has connected them
+        self._is_connecting = False
         self._lock, self._is_closed = threading.RLock(), threading.Event()
         open_links.append(self)
         self.control.at_break.append(self._at_break)
@@ -143,7 +149,7 @@ class Nccl:
         ]
         self._begin("an exchange of arrays", calls, watch)
 
-    def _begin(self, what: str, calls: Iterable[_Call], watch: Watch) -> None:
+    def _begin(self, what: str, calls: Sequence[_Call], watch: Watch) -> None:
         """Begin calls of NCCL, by name with their arguments, as one on the current stream."""
         import cupy
         from cupy.cuda import nccl
@@ -153,22 +159,42 @@ class Nccl:
         watch.look()
         check_links()
         stream = cupy.cuda.get_current_stream()
+        begin = partial(self._begin_group, self._communicator, calls, stream.ptr)
+        new = {(name, given[-1] if name in _BETWEEN_TWO else 0) for name, *given in calls} - self._connected
         try:
             self._communicator.check_async_error()
-            nccl.groupStart()
             try:
-                for name, *given in calls:
-                    getattr(self._communicator, name)(*given, stream.ptr)
+                if not new or stream.ptr == cupy.cuda.Stream.ptds.ptr:  # which is another one in each thread
+                    begin()
+                else:
+                    self._is_connecting = True
+                    _watched(begin, watch)()
             finally:
-                nccl.groupEnd()
                 self._event = event_of(stream)
         except nccl.NcclError as error:
             raise self._failed(what, error) from error
+        self._connected |= new
+
+    def _begin_group(self, communicator: Any, calls: Iterable[_Call], stream: int) -> None:
+        """Do so, in any thread."""
+        from cupy.cuda import nccl
+
+        try:
+            nccl.groupStart()
+            try:
+                for name, *given in calls:
+                    getattr(communicator, name)(*given, stream)
+            finally:
+                nccl.groupEnd()
+        finally:
+            self._is_connecting = False
 
     def is_done(self) -> bool:
         """Return whether all is done that all ranks have begun.  Local; in any thread."""
         from mpidist.device.pinned import has_happened
 
+        if self._is_connecting:
+            return False
         if self.left is not None:
             return self.left()
         return self._event is None or has_happened(self._event)
@@ -225,7 +251,8 @@ class Nccl:
             is_done = self.is_done()
         if not is_done:
             broken_links.append(self.name)
-        communicator.abort()
+        if not self._is_connecting:  # in another thread, under which NCCL would give back what it uses
+            communicator.abort()
 
     def _at_exit(self) -> None:
         """End before MPI does: what a failed rank has left unfinished would be waited for."""
@@ -297,12 +324,11 @@ def connect(transport: Transport, watch: Watch) -> Nccl | str:
     if why is not None:
         return why
     with _warnings_kept(), _connected_at_start():
-        return Nccl(_started(transport, watch, mine["card"]["index"]), transport, mine["version"])
+        return Nccl(_started(transport, watch), transport, mine["version"])
 
 
-def _started(transport: Transport, watch: Watch, device: int) -> Any:
+def _started(transport: Transport, watch: Watch) -> Any:
     """Return NCCL's communicator.  Collective."""
-    import cupy
     from cupy.cuda import nccl
 
     key, why = _attempt(nccl.get_unique_id) if transport.rank == 0 else (b"", "")
@@ -312,11 +338,8 @@ def _started(transport: Transport, watch: Watch, device: int) -> Any:
             transport.exchange(b"", watch)
         raise _not_started(transport, "make the id of its communicator", 0, answer[1:].decode())
 
-    def start() -> Any:
-        with cupy.cuda.Device(device):  # a thread begins on the first one
-            return nccl.NcclCommunicator(transport.size, answer[1:], transport.rank)
-
-    communicator, why = _watched(start, watch)
+    start = partial(nccl.NcclCommunicator, transport.size, answer[1:], transport.rank)
+    communicator, why = _attempt(_watched(start, watch))
     if why:  # the others may be waiting for this rank within NCCL: they learn of it by their watch
         raise _not_started(transport, "start", transport.rank, why)
     try:
@@ -389,14 +412,23 @@ def _attempt(fn: Callable[[], Any]) -> tuple[Any, str]:
         return None, _told(error)
 
 
-def _watched(fn: Callable[[], Any], watch: Watch) -> tuple[Any, str]:
-    """Do as `_attempt`, with an eye on the other ranks: a call of NCCL's waits for them, and for ever."""
-    ended: list[tuple[Any, str]] = []
-    thread = threading.Thread(target=lambda: ended.append(_attempt(fn)), name="mpidist-nccl", daemon=True)
-    thread.start()
-    while thread.is_alive():
+def _watched(fn: Callable[[], Any], watch: Watch) -> Callable[[], Any]:
+    """Return what gives the outcome of a call of NCCL's, made with an eye on the others: it waits for them for ever."""
+    import cupy
+
+    device, outcome = cupy.cuda.Device(), Future[Any]()
+
+    def call() -> None:
+        try:
+            with device:  # a thread begins on the first one
+                outcome.set_result(fn())
+        except BaseException as error:
+            outcome.set_exception(error.with_traceback(None))  # which would have it, too
+
+    threading.Thread(target=call, name="mpidist-nccl", daemon=True).start()
+    while not outcome.done():
         watch.tick()
-    return ended[0]
+    return outcome.result
 
 
 def _not_started(transport: Transport, what: str, rank: int, why: str) -> TransportError:

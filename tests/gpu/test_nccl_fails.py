@@ -115,3 +115,34 @@ def test_a_job_ends_well_with_a_sum_under_way_that_nobody_takes(tmp_path, taken)
     told, status, said = outcome(tmp_path, LEFT, str(taken))
     assert status == 0, told
     assert sorted(said.splitlines()) == ["right 0", "right 1"]
+
+
+#: Rank 1 stops where NCCL connects it with rank 0, in the first call that needs it.
+STOPS = """
+import os
+os.environ["MPIDIST_TIMEOUT_SECONDS"] = "4"
+import cupy
+import mpidist
+
+strategy = mpidist.MultiWorkerMirroredStrategy()
+ones = cupy.ones(3)
+total = strategy.run(lambda: mpidist.get_replica_context().all_reduce("SUM", ones))
+assert cupy.asnumpy(total).tolist() == [2] * 3
+if mpidist.rank() == 1:
+    os.environ["EMULATED_NCCL_STOPS"] = "1"
+try:
+    mpidist.all_to_all(cupy.arange(2))
+except mpidist.errors.TransportTimeoutError:
+    try:
+        print("went on with", mpidist.arrays.as_host(total))
+    except mpidist.errors.TransportError as error:
+        print("refused:", error)
+    raise
+"""
+
+
+def test_a_rank_that_stops_while_nccl_connects_two_ranks_is_a_deadline_for_the_other(tmp_path):
+    told, status, said = outcome(tmp_path, STOPS)
+    assert status == 1, told
+    assert "TransportTimeoutError: rank 0 of 2: " in told, told
+    assert "refused: work of NCCL 2.32.3 was broken off" in said

@@ -5,8 +5,10 @@
 // more than a minute, and one that runs beside the call before it, for nothing orders their streams.  A call with an
 // error never ends, until it is aborted, and then leaves its values as they are.
 //
+// The first call between two ranks connects them, in the host.
+//
 // A call that is begun while EMULATED_NCCL_FAILS is set gets an asynchronous error; with EMULATED_NCCL_KILLS it kills its
-// process.
+// process.  A process with EMULATED_NCCL_STOPS stops when it is to connect two ranks.
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -18,6 +20,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <unistd.h>
 #include <vector>
@@ -30,6 +33,7 @@ struct Communicator {
     int rank, size;
     long call = 0;
     std::map<int, long> sent, received;  // by the other rank
+    std::set<std::string> connected;     // pairs
     std::atomic<bool> is_aborted{false};
     std::atomic<int> error{SUCCESS};
     long begun = 0, last = 0;  // groups of calls; the number of the last one's work
@@ -43,6 +47,7 @@ extern "C" void emulated_wait(long number);
 
 static thread_local int depth = 0;
 static thread_local std::vector<Step> sends, others;  // of the group
+static thread_local std::set<std::pair<int, int>> pairs;
 static thread_local Communicator* group_of;
 static thread_local void* group_stream;
 
@@ -160,6 +165,16 @@ static void leave(Communicator* own) {
     std::filesystem::remove_all(own->folder, ignored);
 }
 
+static std::string between(Communicator* own, int from, int to, const std::string& what) {
+    return own->folder + "/" + std::to_string(from) + "-" + std::to_string(to) + "." + what;
+}
+static void connect(Communicator* own, int from, int to) {
+    if (!own->connected.insert(between(own, from, to, "")).second) return;
+    if (getenv("EMULATED_NCCL_STOPS")) raise(SIGSTOP);
+    write(between(own, from, to, own->rank == from ? "sender" : "receiver"), "", nullptr, 0);
+    while (!std::filesystem::exists(between(own, from, to, own->rank == from ? "receiver" : "sender"))) usleep(100);
+}
+
 extern "C" {
 int ncclGetVersion(int* version) { *version = 23203; return SUCCESS; }
 const char* ncclGetErrorString(int) { return "emulated NCCL's error, told on stderr"; }
@@ -194,6 +209,8 @@ int ncclGroupEnd() {
     sends.insert(sends.end(), others.begin(), others.end());
     std::vector<Step> steps;
     steps.swap(sends), others.clear();
+    for (auto [from, to] : pairs) connect(group_of, from, to);
+    pairs.clear();
     return steps.empty() ? SUCCESS : begin(group_of, group_stream, steps);
 }
 int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, Communicator* own, void* stream) {
@@ -223,20 +240,19 @@ int ncclAllGather(const void* from, void* to, size_t count, int type, Communicat
         for (size_t rank = 0; rank < all.size(); rank++) memcpy((char*)to + rank * bytes, all[rank].data(), bytes);
     }));
 }
-static std::string between(Communicator* own, int from, int to, long number) {
-    return own->folder + "/" + std::to_string(from) + "-" + std::to_string(to) + "." + std::to_string(number);
-}
 int ncclSend(const void* from, size_t count, int type, int peer, Communicator* own, void* stream) {
     CHECK(type, 0);
+    pairs.emplace(own->rank, peer);
     return run(true, own, stream, [=] {
-        write(between(own, own->rank, peer, own->sent[peer]++), text("send", count, type), from, count * SIZES[type]);
+        write(between(own, own->rank, peer, std::to_string(own->sent[peer]++)), text("send", count, type), from, count * SIZES[type]);
         return int(SUCCESS);
     });
 }
 int ncclRecv(void* to, size_t count, int type, int peer, Communicator* own, void* stream) {
     CHECK(type, 0);
+    pairs.emplace(peer, own->rank);
     return run(false, own, stream, [=] {
-        std::string values, path = between(own, peer, own->rank, own->received[peer]);
+        std::string values, path = between(own, peer, own->rank, std::to_string(own->received[peer]));
         if (int error = read(own, path, text("send", count, type), values)) return error;
         memcpy(to, values.data(), values.size());
         own->received[peer]++;

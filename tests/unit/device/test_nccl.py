@@ -5,7 +5,7 @@ import re
 import sys
 import tempfile
 import threading
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -22,6 +22,10 @@ from mpidist.testing import run_ranks
 from mpidist.world import world_communicator
 
 
+class NcclError(RuntimeError):
+    """NCCL's, as CuPy raises it."""
+
+
 @pytest.fixture
 def pretended(monkeypatch):
     """A CuPy with an NCCL that starts; tests put other functions in."""
@@ -31,12 +35,13 @@ def pretended(monkeypatch):
     card = {"machine": "a", "bus_id": "0000:01:00.0", "index": 1, "name": "H100"}
     facts = {"why": "", "version": 23203, "card": card, "problem": ""}
     monkeypatch.setattr(nccl, "_facts", lambda: facts)
-    library = SimpleNamespace(get_unique_id=lambda: bytes(range(128)), NcclError=RuntimeError, devices=[])
+    library = SimpleNamespace(get_unique_id=lambda: bytes(range(128)), NcclError=NcclError, devices=[])
     library.NcclCommunicator = lambda size, key, rank: SimpleNamespace(key=key, abort=list, destroy=list)
     cupy = ModuleType("cupy")
     cupy.ndarray = type("ndarray", (), {"device": nullcontext()})
     cupy.cuda = ModuleType("cupy.cuda")
-    cupy.cuda.nccl, cupy.cuda.Device = library, lambda index=None: library.devices.append(index) or nullcontext()
+    cupy.cuda.nccl, cupy.cuda.Device = library, lambda: selected_in(library.devices)
+    cupy.cuda.Stream = SimpleNamespace(ptds=SimpleNamespace(ptr=2))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     cupy.cuda.get_current_stream = lambda: SimpleNamespace(ptr=7, done=True)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
@@ -44,6 +49,13 @@ def pretended(monkeypatch):
     events.event_of, events.has_happened = lambda stream: stream, lambda event: event.done
     monkeypatch.setitem(sys.modules, "mpidist.device.pinned", events)
     return library
+
+
+@contextmanager
+def selected_in(threads):
+    """A device that takes note of the threads where it is selected."""
+    threads.append(threading.current_thread().name)
+    yield
 
 
 def connected(timeout_seconds=None):
@@ -61,7 +73,7 @@ def connected(timeout_seconds=None):
 
 def test_all_ranks_start_it_on_their_own_device(pretended):
     assert run_ranks(3, connected) == ["NCCL 2.32.3"] * 3
-    assert pretended.devices == [1] * 3
+    assert pretended.devices == ["mpidist-nccl"] * 3
 
 
 @pytest.mark.parametrize("error", [RuntimeError("unhandled system error"), TypeError("unhandled system error")])
@@ -176,7 +188,7 @@ class Recorder:
         def call(*given):
             self._log.append((name, *given))
             if name == self._fails:
-                raise RuntimeError("unhandled cuda error")
+                raise NcclError("unhandled cuda error")
 
         return call
 
@@ -261,6 +273,56 @@ def test_a_call_that_fails_ends_its_group_and_the_communicator(calls):
             link.gather(Flat(1000, 6, "i2"), [0, 5, 5, 6], watch)
 
     assert calls(begin, "broadcast") == ["start", ("broadcast", 1000, 1000, 10, "UINT8", 0, 7), "end"]
+
+
+def test_nccl_connects_ranks_in_a_thread_that_is_watched(calls, pretended):
+    """That is in the first call of a kind, or with another rank; not in a stream that each thread has of its own."""
+    threads = []
+
+    def begin(link, watch):
+        def step(fn):
+            pretended.groupEnd = lambda: threads.append(threading.current_thread().name)
+            fn()
+
+        five, parts = Flat(1000, 5, "f4"), Flat(1000, 6, "i8")
+        for stream in (7, 2):
+            sys.modules["cupy"].cuda.get_current_stream = lambda stream=stream: SimpleNamespace(ptr=stream, done=True)
+            for _ in range(2):
+                step(lambda: link.reduce(five, "sum", watch))
+                step(lambda: link.exchange({0: five}, {}, watch))
+            step(lambda: link.exchange({}, {0: five}, watch))
+            if stream == 2:
+                step(lambda: link.gather(parts, [0, 2, 4, 6], watch))
+
+    calls(begin)
+    own = [name == "mpidist-nccl" for name in threads]
+    assert own == [True, True, False, False, True, False, False, False, False, False, False]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_rank_that_stops_while_nccl_connects_it_is_a_deadline_for_the_others(links, pretended, is_late):
+    """The communicator is the thread's: nobody aborts it under its call, nor reads what it gives, however it ends."""
+    log, over, at_end = [], threading.Event(), threading.Event()
+    pretended.groupStart, pretended.groupEnd = over.wait, at_end.set
+    pretended.NCCL_UINT8 = "UINT8"
+
+    def on_rank():
+        communicator, link = world_communicator(), links(log)
+        bound = Once(
+            communicator, communicator.call("a call"), lambda watch: link.from_root(Flat(8, 1, "f4"), 0, watch)
+        )
+        with pytest.raises(TransportTimeoutError):
+            bound(None, 0.2)
+        if is_late:
+            over.set()
+            assert at_end.wait(60)
+        assert broken_links == [link.name] and not open_links
+
+    try:
+        run_ranks(1, on_rank)
+    finally:
+        over.set()
+    assert ("abort",) not in log
 
 
 @pytest.fixture
