@@ -105,7 +105,7 @@ def add(
 
 
 def _first_steps(ranks: Ranks, seconds: float) -> Measured:
-    return first_steps.measure(argparse.Namespace(model="resnet50"), ranks)
+    return first_steps.measure(argparse.Namespace(model="resnet50", rounds=None), ranks)
 
 
 def _small_variables(ranks: Ranks, seconds: float) -> Measured:

@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written with --json")
     parser.add_argument("--who", metavar="A,B", help="only these contenders in tables and picture")
     parser.add_argument("--markdown", action="store_true", help="as tables of Markdown: what every contender took")
+    parser.add_argument("--choices", action="store_true", help="say too what AUTO took by the quickest algorithm")
     parser.add_argument("--targets", action="store_true", help="say too which targets they reach")
 
 
@@ -29,6 +30,8 @@ def start(options: argparse.Namespace) -> list[Launch]:
         known = dict.fromkeys(row.who for each in launches for row in each.rows)
         raise ValueError(f"nothing to show; the files have {', '.join(known) or 'no rows'}")
     print(markdown.tables(shown) if options.markdown else results.summary(shown))
+    if options.choices:
+        print(f"\n{markdown.choices(launches)}")
     if options.targets:
         print(f"\n{targets.report_of([*targets.TARGETS, *ps.TARGETS, *slot_adding.TARGETS], launches)}")
     return shown

@@ -96,7 +96,8 @@ def _files(folder: Path) -> list[Path]:
     """Return what the benchmarks of this run wrote, and no earlier one: what is newer than the tale of the machine."""
     told = folder / "about.json"
     began = told.stat().st_mtime_ns if told.exists() else float("inf")
-    return sorted(each for each in folder.glob("gpu-*.json") if each.stat().st_mtime_ns >= began)
+    written = (each for pattern in ("gpu-*.json", "*-cores-*.json") for each in folder.glob(pattern))
+    return sorted(each for each in written if each.stat().st_mtime_ns >= began)
 
 
 def _has_card(found: dict[str, Any]) -> bool:
@@ -117,7 +118,8 @@ def _measured(files: Sequence[Path], has_card: bool) -> str:
         for name, value in launch.machine.items()
         if name.endswith(": overlapped")
     ]
-    return "\n\n".join([f"{judged}{markdown.tables(launches)}", *told]) + "\n"
+    chosen = filter(None, [markdown.choices(launches)])
+    return "\n\n".join([f"{judged}{markdown.tables(launches)}", *chosen, *told]) + "\n"
 
 
 def page(found: dict[str, Any], measured: str) -> str:

@@ -67,6 +67,16 @@ def test_no_part_takes_the_time_of_those_behind_it():
     assert plan(PARTS="staged2 killed", LIMIT="26") == {"staged2": 18, "killed": 8}
 
 
+def test_the_cores_alone_have_a_run_of_their_own_that_fits():
+    """In 7 minutes each part has what is kept for it; in 5 each has a share, and no part is without."""
+    parts = "cores2 cores4 cores8 cores16 firststeps8"
+    limits, short = plan(PARTS=parts, LIMIT="420"), plan(PARTS=parts, LIMIT="300")
+    kept = {"cores2": 60, "cores4": 60, "cores8": 60, "cores16": 90, "firststeps8": 50}
+    assert all(limits[name] >= kept[name] for name in parts.split()) and sum(limits.values()) == 420
+    assert all(short[name] >= kept[name] * 300 // 320 for name in parts.split()) and sum(short.values()) <= 300
+    assert not {*limits} & {*plan()}
+
+
 def test_the_page_has_what_this_run_measured_and_judges_a_card_alone(tmp_path):
     """What an earlier run left there is none of it; without a card no target is said to be reached."""
     row = row_of("gpt", 100, "float32", "mpidist", "ours", [1e-3], ("DDP", 1e-3))
@@ -75,7 +85,7 @@ def test_the_page_has_what_this_run_measured_and_judges_a_card_alone(tmp_path):
         "gpu-steps", [], 2, "An MPI 1.0", "", {}, [row, replace(row, who="DDP", kind="peer")], {}, overlapped
     )
     (tmp_path / "parts.tsv").write_text("steps2\t30\t80\tpassed\t\n")
-    for name in ("gpu-1.json", "about.json", "gpu-steps-2.json"):
+    for name in ("gpu-1.json", "about.json", "gpu-steps-2.json", "all-reduce-16-cores-8.json"):
         launches.write(tmp_path / name, [launch])
         os.utime(tmp_path / name, (time := 1e9 + len(list(tmp_path.iterdir())), time))
     for cards, verdict in (([{"name": "A card"}], True), ({"missing": "nvidia-smi"}, False)):
@@ -85,4 +95,7 @@ def test_the_page_has_what_this_run_measured_and_judges_a_card_alone(tmp_path):
         page = (tmp_path / "results.md").read_text()
         assert ("reached" in page) == verdict and page.startswith("# On a GPU") == verdict
         assert "part of the sums 0.5" in page and "| steps2 | 30 | 80 | passed |  |" in page
-        assert json.loads((tmp_path / "results.json").read_text())["benchmarks"] == ["gpu-steps-2.json"]
+        assert json.loads((tmp_path / "results.json").read_text())["benchmarks"] == [
+            "all-reduce-16-cores-8.json",
+            "gpu-steps-2.json",
+        ]

@@ -71,7 +71,7 @@ def test_what_servers_hold():
 def test_show_adds_these_targets_to_files_that_have_them(tmp_path, capsys):
     path = tmp_path / "found.json"
     ps.results.write(path, [launch_of(ps.rows_of(times()))])
-    show.start(argparse.Namespace(files=[path], markdown=False, who=None, targets=True))
+    show.start(argparse.Namespace(files=[path], markdown=False, choices=False, who=None, targets=True))
     printed = capsys.readouterr().out
     assert len(printed[printed.index("# work") :].splitlines()) == 1 + len(ps.TARGETS)
 

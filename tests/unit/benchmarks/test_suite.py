@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.peers.table import PEERS, able, name_of
-from benchmarks.suite import all_reduce, command, first_steps, plot, results, scaling, slot_adding, targets
+from benchmarks.suite import all_reduce, command, first_steps, markdown, plot, results, scaling, slot_adding, targets
 from benchmarks.suite import measured as measured_module
 from benchmarks.suite.cache_mode import CHANGED, ONE_CACHE, TWO_CACHES, UNKNOWN, classify
 from benchmarks.suite.command import main
@@ -429,6 +429,23 @@ def test_the_engine_adds_its_slots_in_rank_order(slots, nbytes):
 # -- first steps ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("rounds", "spans"), [(None, 2), (120, 2), (119, 1), (20, 1), (1, 1)])
+def test_later_steps_are_left_out_where_fewer_are_asked_for(rounds, spans, monkeypatch):
+    ranks, made = FakeRanks([ONE_CACHE] * 9), []
+
+    def quick(ranks, tensors):
+        made.append(Recorder(ranks, tensors, f"{len(made)}"))
+        return made[-1]
+
+    monkeypatch.setattr(first_steps, "_CONTENDERS", (quick, quick))
+    monkeypatch.setattr(first_steps, "shapes_of", lambda model: [(3,)])
+    monkeypatch.setattr(Recorder, "log", [])
+    found = first_steps.measure(SimpleNamespace(model="small", rounds=rounds), ranks).rows
+    titles = ["small, steps 1 to 20", "small, steps 100 to 120"][:spans]
+    assert [row.work for row in found] == [title for title in titles for _ in made]
+    assert len(Recorder.log) == (20, 120)[spans - 1] * len(made)
+
+
 def test_first_steps_have_their_mean_against_the_better_of_mpi():
     ranks, tensors = FakeRanks(), TensorList([(1,)], "float32", 0, 2)
     contenders = [Recorder(ranks, tensors, name) for name in ("mpidist", "slow", "quick")]
@@ -614,6 +631,36 @@ def test_tables_of_markdown_have_lines_for_sizes_or_for_contenders(capsys, monke
     ]
     assert main(["show", str(tmp_path / "a.json"), "--markdown", "--who", "mpidist,ring"]) == 0
     assert "| size | mpidist |" in capsys.readouterr().out
+
+
+def test_auto_is_held_against_the_quickest_algorithm_of_each_size_and_number_of_ranks(capsys, monkeypatch, tmp_path):
+    """By medians over the launches; neither MPI's own, nor the public call, nor a copy is an algorithm to choose."""
+    monkeypatch.setattr(command, "detect_launcher", lambda: None)
+
+    def rows(size, **times_us):
+        kinds = {"Allreduce": "peer", "copy": "reference"}
+        return [
+            row(who, time_us, "all_reduce", kinds.get(who, "ours"), size)
+            for who, time_us in {"copy": 0.1, "Allreduce": 1.0, "mpidist": 1.0, **times_us}.items()
+        ]
+
+    found = [
+        launch([*rows(1 << 20, auto=30.0, ring=20.0), *rows(4096, auto=6.0, ring=99.0, native=5.0)], "all-reduce", 16),
+        *(launch(rows(4096, auto=auto, ring=4.0, native=5.0), "all-reduce") for auto in (4.0, 3.0, 400.0)),
+        launch(rows(4096, ring=4.0), "all-reduce", 8),
+        launch(rows(4096, auto=4.0, ring=1.0), "gradients", 4),
+    ]
+    results.write(tmp_path / "a.json", found)
+    assert main(["show", str(tmp_path / "a.json"), "--choices"]) == 0
+    assert capsys.readouterr().out.splitlines()[-6:] == [
+        "The quickest algorithm, and AUTO's time by its, An MPI 1.0:",
+        "",
+        "| size | 2 ranks | 16 ranks |",
+        "|---|---|---|",
+        "| 4 KiB | ring, 1.00 | native, 1.20 |",
+        "| 1 MiB |  | ring, 1.50 |",
+    ]
+    assert markdown.choices(found[-2:]) == ""
 
 
 def test_wrong_results_make_the_command_fail(capsys, monkeypatch, tmp_path):
