@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mpidist.errors import DeviceError
+from mpidist.errors import DeviceError, listed
 from mpidist.own_machine import boot_id
 
 #: The first version of NCCL that lets several ranks have one card, and the variable that says so.
 SHARING_VERSION, SHARING_VARIABLE = 23000, "NCCL_MULTI_RANK_GPU_ENABLE"
+
+#: The numbers of the GPUs that were taken in this process.
+_taken: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class Card:
     bus_id: str  # its place there, as in ``0000:0A:00.0``
     index: int  # its number among those that its rank sees
     name: str
+
+    @property
+    def place(self) -> str:
+        """Where it is, alike for all who see it."""
+        return f"{self.machine} {self.bus_id}"
 
     def __str__(self) -> str:
         return f"{self.name} {self.bus_id}"
@@ -47,7 +55,7 @@ def card_of(library: Any, index: int) -> Card:
 
 
 def place_of(library: Any, index: int) -> str:
-    """Return where the GPU of that number is, alike for all who see it.  Local; parameters as for `card_of`."""
+    """Return the place of the GPU of that number.  Local; parameters as for `card_of`."""
     return f"{boot_id() or platform.node()} {str(library.cuda.Device(index).pci_bus_id).upper()}"
 
 
@@ -59,7 +67,18 @@ def current_card(library: Any) -> Card:
 def take_card(library: Any, index: int) -> Card:
     """Make a GPU CuPy's current device in this thread, and return it.  Local; parameters as for `card_of`."""
     library.cuda.Device(index).use()
+    _taken.add(index)
     return card_of(library, index)
+
+
+def places_without_choice(library: Any) -> list[str]:
+    """Return the places of all GPUs that this process sees, if it is on CUDA's first one by nobody's choice; else none.
+
+    Local; parameter as for `card_of`.
+    """
+    if library.cuda.runtime.getDevice() or 0 in _taken:
+        return []
+    return [place_of(library, index) for index in range(library.cuda.runtime.getDeviceCount())]
 
 
 def shared_cards(cards: Sequence[Card | None]) -> tuple[tuple[int, ...], ...]:
@@ -69,11 +88,32 @@ def shared_cards(cards: Sequence[Card | None]) -> tuple[tuple[int, ...], ...]:
 
     `cards`: by rank; None for a rank without a GPU.
     """
-    ranks_of: dict[tuple[str, str], list[int]] = {}
+    ranks_of: dict[str, list[int]] = {}
     for rank, card in enumerate(cards):
         if card is not None:
-            ranks_of.setdefault((card.machine, card.bus_id), []).append(rank)
+            ranks_of.setdefault(card.place, []).append(rank)
     return tuple(tuple(ranks) for ranks in ranks_of.values() if len(ranks) > 1)
+
+
+def idle_hint(cards: Sequence[Card | None], seen: Sequence[Sequence[str]]) -> str:
+    """Return what to tell where ranks share a card, and one without a choice sees a card that no rank has; else "".
+
+    Local, and the same on all ranks.
+
+    `cards`: by rank.  `seen`: by rank `places_without_choice`.
+    """
+    used = {card.place for card in cards if card is not None}
+    for ranks in shared_cards(cards):
+        rank = next((rank for rank in ranks if not used.issuperset(seen[rank])), None)
+        if rank is not None:
+            count, idle = len(seen[rank]), len({*seen[rank]} - used)
+            return (
+                f"ranks {listed(map(str, ranks))} have one GPU, {cards[rank]}, and no rank has {idle} of the {count} "
+                "that they see: where nobody chooses, CUDA takes the first. Make a strategy before the arrays, or call "
+                "mpidist.torch.device() or mpidist.jax.device(), or for CuPy alone "
+                f"cupy.cuda.Device(mpidist.local_rank() % {count}).use()"
+            )
+    return ""
 
 
 def sharing_problem(nccl_version: int, environ: Mapping[str, str] | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -19,7 +20,16 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy
 
 from mpidist import own_process
-from mpidist.device.cards import SHARING_VARIABLE, Card, current_card, dotted_nccl, shared_cards, sharing_problem
+from mpidist.device.cards import (
+    SHARING_VARIABLE,
+    Card,
+    current_card,
+    dotted_nccl,
+    idle_hint,
+    places_without_choice,
+    shared_cards,
+    sharing_problem,
+)
 from mpidist.device.nccl_values import WIDER, standing_in
 from mpidist.device.waiting import broken_links, check_links, open_links, wait_to_end
 from mpidist.errors import MpidistError, RankFailedError, TransportError, listed
@@ -29,6 +39,8 @@ if TYPE_CHECKING:
     from mpidist.device.memory import Arrived
     from mpidist.runtime.watch import Watch
     from mpidist.transports.base import Transport
+
+_log = logging.getLogger("mpidist")
 
 #: NCCL's dtypes by NumPy's.  Truth values are bytes of 0 and 1, whose least and greatest are truth values again.
 _DTYPES = {
@@ -320,11 +332,25 @@ def connect(transport: Transport, watch: Watch) -> Nccl | str:
     """
     mine = _facts()
     facts = [json.loads(raw) for raw in transport.exchange(json.dumps(mine).encode(), watch)]
+    _tell_of_idle_cards(transport, facts)
     why = why_not(facts)
     if why is not None:
         return why
     with _warnings_kept(), _connected_at_start():
         return Nccl(_started(transport, watch), transport, mine["version"])
+
+
+#: Taken once GPUs that no rank has were told of.
+_idle_told = threading.Lock()
+
+
+def _tell_of_idle_cards(transport: Transport, facts: Sequence[Mapping[str, Any]]) -> None:
+    """Warn once, on rank 0 of a whole world: of a group, nobody knows which GPUs the other ranks have."""
+    if transport.rank == 0 and transport.size == transport.control.world_size:
+        cards = [Card(**fact["card"]) if fact["card"] else None for fact in facts]
+        hint = idle_hint(cards, [fact["seen"] for fact in facts])
+        if hint and _idle_told.acquire(blocking=False):
+            _log.warning("%s", hint)
 
 
 def _started(transport: Transport, watch: Watch) -> Any:
@@ -391,7 +417,7 @@ def why_not(facts: Sequence[Mapping[str, Any]]) -> str | None:
 
 def _facts() -> dict[str, Any]:
     """Return what the others need to know of this rank."""
-    facts: dict[str, Any] = {"why": "", "version": 0, "card": None, "problem": ""}
+    facts: dict[str, Any] = {"why": "", "version": 0, "card": None, "problem": "", "seen": []}
     try:
         import cupy
         from cupy.cuda import nccl
@@ -399,6 +425,7 @@ def _facts() -> dict[str, Any]:
         facts["version"] = nccl.get_version()
         facts["card"] = asdict(current_card(cupy))
         facts["problem"] = sharing_problem(facts["version"])
+        facts["seen"] = places_without_choice(cupy)
     except (ImportError, AttributeError, OSError, RuntimeError) as error:  # without NCCL CuPy's module is an empty one
         facts["why"] = f"NCCL cannot be used ({type(error).__name__}: {error})"
     return facts

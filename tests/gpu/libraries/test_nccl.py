@@ -34,7 +34,7 @@ def test_a_failed_start_quotes_nccl_and_its_warning(monkeypatch):
     It comes first: NCCL looks once in a process where its warnings are to go.  One rank, for they are a process's.
     """
     card = asdict(Card("node", "0000:01:00.0", 0, "none"))
-    facts = {"why": "", "version": binding.get_version(), "card": card, "problem": ""}
+    facts = {"why": "", "version": binding.get_version(), "card": card, "problem": "", "seen": []}
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     monkeypatch.setattr(nccl, "_facts", lambda: facts)
     monkeypatch.setattr(cupy.cuda, "Device", lambda index: nullcontext())

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpidist.device import cards as cards_module
 from mpidist.device.cards import (
     Card,
     card_of,
@@ -18,6 +19,9 @@ from mpidist.device.cards import (
     current_card,
     dotted_nccl,
     exchange_cards,
+    idle_hint,
+    place_of,
+    places_without_choice,
     shared_cards,
     sharing_problem,
     take_card,
@@ -50,7 +54,11 @@ class Library:
         def properties(index: int) -> dict[str, object]:
             return {"name": f"card {index}".encode()}
 
-        runtime = types.SimpleNamespace(getDeviceProperties=properties, getDevice=lambda: outer.taken[-1])
+        runtime = types.SimpleNamespace(
+            getDeviceProperties=properties,
+            getDevice=lambda: outer.taken[-1] if outer.taken else 0,
+            getDeviceCount=lambda: len(bus_ids),
+        )
         self.cuda = types.SimpleNamespace(Device=Device, runtime=runtime)
 
 
@@ -100,6 +108,51 @@ def test_a_rank_shares_its_card_when_it_is_counted_twice(cards):
     expected = [rank for rank, each in enumerate(cards) if each and count[each.machine, each.bus_id] > 1]
     assert sorted(sharing) == expected
     assert all(len({(cards[rank].machine, cards[rank].bus_id) for rank in ranks}) == 1 for ranks in shared_cards(cards))
+
+
+def places(*bus_ids: str, machine: str = "a") -> list[str]:
+    return [card(machine, bus_id).place for bus_id in bus_ids]
+
+
+@pytest.mark.parametrize(
+    ("cards", "seen", "told"),
+    [
+        ([card(bus_id="1"), card(bus_id="1")], [places("1", "2", "3")] * 2, ("0, 1", "2 of the 3", "% 3")),
+        (
+            [card("b"), None, card("a", "1"), card("a", "1")],
+            [[], [], [], places("1", "2")],
+            ("2, 3", "1 of the 2", "% 2"),
+        ),
+        ([card(bus_id="1"), card(bus_id="1")], [places("1")] * 2, None),  # as the launcher or the user has said
+        ([card(bus_id="1"), card(bus_id="1")], [[], []], None),  # somebody has chosen
+        ([card(bus_id="1"), card(bus_id="2")], [places("1", "2", "3")] * 2, None),  # nobody shares
+        ([card(bus_id="1"), card(bus_id="2"), card(bus_id="1")], [places("1", "2")] * 3, None),  # none is idle
+        ([card("a", "1"), card("b", "1")], [places("1", "2"), places("1", "2", machine="b")], None),
+        ([], [], None),
+    ],
+)
+def test_ranks_of_one_card_are_told_of_those_that_no_rank_has(cards, seen, told):
+    hint = idle_hint(cards, seen)
+    if told is None:
+        assert hint == ""
+    else:
+        ranks, idle, turns = told
+        assert hint.startswith(f"ranks {ranks} have one GPU, H100 1, and no rank has {idle} that they see")
+        assert f"cupy.cuda.Device(mpidist.local_rank() {turns}).use()" in hint and "Make a strategy" in hint
+
+
+@pytest.mark.parametrize(
+    ("takes", "uses", "count"), [([], [], 2), ([0], [], 0), ([1], [], 0), ([], [1], 0), ([1], [0], 2)]
+)
+def test_a_process_without_a_choice_is_on_the_first_gpu_that_nobody_took(takes, uses, count, monkeypatch):
+    """The last: what was taken is another one, as in a thread of the user's, which begins on the first."""
+    monkeypatch.setattr(cards_module, "_taken", set())
+    library = Library(bus_ids := ["0000:0a:00.0", "0000:0b:00.0"])
+    for index in takes:
+        take_card(library, index)
+    library.taken += uses
+    assert places_without_choice(library) == [place_of(library, index) for index in range(len(bus_ids))][:count]
+    assert card_of(library, 1).place == place_of(library, 1)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy
 import pytest
 
 from mpidist import arrays
+from mpidist.collectives.group import GroupCommunicator
 from mpidist.collectives.persistent import Once
 from mpidist.device import nccl
 from mpidist.device.answers import Answer
@@ -33,9 +34,10 @@ def pretended(monkeypatch):
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE"):
         monkeypatch.delenv(name, raising=False)
     card = {"machine": "a", "bus_id": "0000:01:00.0", "index": 1, "name": "H100"}
-    facts = {"why": "", "version": 23203, "card": card, "problem": ""}
+    facts = {"why": "", "version": 23203, "card": card, "problem": "", "seen": []}
     monkeypatch.setattr(nccl, "_facts", lambda: facts)
-    library = SimpleNamespace(get_unique_id=lambda: bytes(range(128)), NcclError=NcclError, devices=[])
+    monkeypatch.setattr(nccl, "_idle_told", threading.Lock())
+    library = SimpleNamespace(facts=facts, get_unique_id=lambda: bytes(range(128)), NcclError=NcclError, devices=[])
     library.NcclCommunicator = lambda size, key, rank: SimpleNamespace(key=key, abort=list, destroy=list)
     cupy = ModuleType("cupy")
     cupy.ndarray = type("ndarray", (), {"device": nullcontext()})
@@ -59,7 +61,7 @@ def selected_in(threads):
 
 
 def connected(timeout_seconds=None):
-    """Return NCCL between all ranks, or the error."""
+    """Return the name of NCCL between all ranks, why it cannot be used, or the error."""
     communicator = world_communicator()
     call = communicator.call("all_reduce(sum)")
     bound = Once(communicator, call, lambda watch: nccl.connect(communicator.transport, watch))
@@ -67,6 +69,8 @@ def connected(timeout_seconds=None):
         link = bound(None, timeout_seconds)
     except MpidistError as error:
         return error
+    if isinstance(link, str):
+        return link
     link.close(in_order=True)
     return link.name
 
@@ -74,6 +78,38 @@ def connected(timeout_seconds=None):
 def test_all_ranks_start_it_on_their_own_device(pretended):
     assert run_ranks(3, connected) == ["NCCL 2.32.3"] * 3
     assert pretended.devices == ["mpidist-nccl"] * 3
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"), [([], 0), (["a 0000:01:00.0"], 0), (["a 0000:01:00.0", "a 0000:02:00.0"], 1)]
+)
+@pytest.mark.parametrize("problem", ["", "it is not allowed"])
+def test_ranks_of_one_gpu_beside_idle_ones_are_told_once_whether_nccl_starts_or_not(
+    pretended, caplog, seen, told, problem
+):
+    pretended.facts.update(seen=seen, problem=problem)
+
+    def twice():
+        return [connected(), connected()]
+
+    name = f"ranks 0, 1 have one GPU, H100 0000:01:00.0: {problem}" if problem else "NCCL 2.32.3"
+    assert run_ranks(2, twice) == [[name] * 2] * 2
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == told and all(line.startswith("ranks 0, 1 have one GPU") for line in lines)
+
+
+def test_a_group_says_nothing_of_gpus_that_other_ranks_may_have(pretended, caplog):
+    pretended.facts.update(seen=["a 0000:01:00.0", "a 0000:02:00.0"])
+
+    def group():
+        whole = world_communicator()
+        own = GroupCommunicator(whole, [0, 1] if whole.rank < 2 else [2, 3])
+        link = Once(own, own.call("all_reduce(sum)"), lambda watch: nccl.connect(own.transport, watch))(None)
+        link.close(in_order=True)
+        return link.name
+
+    assert run_ranks(4, group) == ["NCCL 2.32.3"] * 4
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("error", [RuntimeError("unhandled system error"), TypeError("unhandled system error")])
