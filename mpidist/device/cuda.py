@@ -290,11 +290,11 @@ class CudaUpdate:
     def _update_one_by_one(
         self, rule: Any, gradients: Sequence[Any], steps: Sequence[Any], shrinkages: Mapping[int, Any]
     ) -> None:
-        """Update all, also what is empty: a rule may ask other ranks for their parts."""
+        """Update all, also what is empty, as on the host."""
         given = zip(self._parameters, gradients, self._slots, steps, strict=True)
         for position, (parameter, gradient, slots, step) in enumerate(given):
             flat = cupy.ascontiguousarray(gradient, gradient.dtype).reshape(-1)
-            if position in shrinkages:  # a step's factor is a number of the host
+            if position in shrinkages:  # the step's factor stays a number of the host, which users' rules read
                 kind = wire_dtype(parameter.dtype)
                 flat = cupy.multiply(flat, shrinkages[position], dtype=kind, casting="unsafe")
             rule.update(parameter, flat, slots, step)

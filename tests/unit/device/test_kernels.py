@@ -243,7 +243,7 @@ def test_gradients_are_within_the_limits_of_their_norms(kernels, name, dtype):
 
 @pytest.mark.parametrize("norm, is_each", NORMS.values(), ids=NORMS)
 def test_a_rule_without_a_formula_gets_gradients_within_their_limits(kernels, norm, is_each):
-    """Also what is empty, as a rule may ask other ranks; a step's factor stays a number."""
+    """Also what is empty; a step's factor stays a number."""
 
     class Noted(SGD):
         def update(self, parameter, gradient, slots, step):
