@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from operator import attrgetter
@@ -269,23 +269,40 @@ class CudaUpdate:
     def run(
         self, rule: Any, gradients: Sequence[Any], steps: Sequence[Any], limits: Limits | None = None
     ) -> Answer | None:
-        """Update parameters and slots.
+        """Update parameters and slots, by the rule's own `update` where there is no formula.
 
         Gradients of another dtype become what is computed in: sums of 16 bits in float32 may not fit in 16.
         """
-        formula, numbers = rule.in_formula(steps)
+        formula, numbers = rule.in_formula(steps) if rule.has_formula else (None, [()])
         self._memory.enter([*gradients, self._parameters[0]])
-        tables = [(part, *_table(part, gradients, numbers)) for part in self._parts]
+        parts = () if formula is None and limits is None else self._parts
+        tables = [(part, *_table(part, gradients, numbers)) for part in parts]
         verdict = None if limits is None else self._verdict(tables, limits)
-        left_out, shrinkages, is_each = 0, 0, limits is not None and limits.is_each
-        if verdict is not None:
-            left_out, shrinkages = verdict.data.ptr, verdict.data.ptr + verdict.itemsize
-        for part, table, own in tables:
-            kernel = _update_kernel(formula, part.dtype, own[0].dtype)
-            given = table, numpy.int32(len(own)), left_out, shrinkages, numpy.int32(is_each)
-            kernel((part.blocks,), (THREADS,), given)
-            shrinkages += len(own) * _DOUBLE if is_each else 0
-        return self._answer(verdict) if limits is not None and limits.skips_nonfinite else None
+        answer = self._answer(verdict) if limits is not None and limits.skips_nonfinite else None
+        is_each = limits is not None and limits.is_each
+        if formula is not None:
+            _launch(formula, tables, verdict, is_each)
+        elif answer is None or not answer():
+            shrinkages = {} if limits is None or limits.norm is None else self._shrinkages(verdict, is_each)
+            self._update_one_by_one(rule, gradients, steps, shrinkages)
+        return answer
+
+    def _update_one_by_one(
+        self, rule: Any, gradients: Sequence[Any], steps: Sequence[Any], shrinkages: Mapping[int, Any]
+    ) -> None:
+        """Update all, also what is empty, as on the host."""
+        given = zip(self._parameters, gradients, self._slots, steps, strict=True)
+        for position, (parameter, gradient, slots, step) in enumerate(given):
+            flat = cupy.ascontiguousarray(gradient, gradient.dtype).reshape(-1)
+            if position in shrinkages:  # the step's factor stays a number of the host, which users' rules read
+                kind = wire_dtype(parameter.dtype)
+                flat = cupy.multiply(flat, shrinkages[position], dtype=kind, casting="unsafe")
+            rule.update(parameter, flat, slots, step)
+
+    def _shrinkages(self, verdict: Any, is_each: bool) -> dict[int, Any]:
+        """Return what gradients are multiplied by, on the device, by their positions."""
+        members = [each for part in self._parts for each in part.members]
+        return {member: verdict[1 + number * is_each] for number, member in enumerate(members)}
 
     def _verdict(self, tables: Sequence[tuple[_Part, Any, Any]], limits: Limits) -> Any:
         """Return what judge.cu makes of gradients."""
@@ -312,6 +329,17 @@ class CudaUpdate:
     def _answer(self, verdict: Any) -> Answer:
         flag = self._memory.host_buffer(1, verdict.dtype)
         return Answer(self._memory.read(verdict[:1], flag), flag)
+
+
+def _launch(formula: Formula, tables: Sequence[tuple[_Part, Any, Any]], verdict: Any, is_each: bool) -> None:
+    """Update the parameters of each part by one launch."""
+    left_out = 0 if verdict is None else verdict.data.ptr
+    shrinkages = 0 if verdict is None else left_out + _DOUBLE
+    for part, table, own in tables:
+        kernel = _update_kernel(formula, part.dtype, own[0].dtype)
+        given = table, numpy.int32(len(own)), left_out, shrinkages, numpy.int32(is_each)
+        kernel((part.blocks,), (THREADS,), given)
+        shrinkages += len(own) * _DOUBLE if is_each else 0
 
 
 def _table(part: _Part, gradients: Sequence[Any], numbers: Sequence[Sequence[float]]) -> tuple[Any, list[Any]]:

@@ -25,10 +25,10 @@ class JointUpdate(Protocol):
     def run(
         self, rule: Any, gradients: Sequence[Any], steps: Sequence[Any], limits: Limits | None = None
     ) -> Answer | None:
-        """Make a step for each parameter, in place, by a rule that has a formula.  Local; does not wait.
+        """Make a step for each parameter, in place.  Local.
 
         `gradients` are arrays of any shape and dtype, in the order of their axes.  Return the answer where `limits` may
-        leave the step out.
+        leave the step out.  Only a rule without a formula waits for it.
         """
         ...
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 
+from mpidist import arrays
 from mpidist.optimizers.base import LearningRate, Optimizer, OptimizerOptions, OptionsButDecay, Unpack
 from mpidist.optimizers.rule import Step, checked_momentum, checked_rate, is_found, patterns
 from mpidist.variables import sums_over_parts
@@ -65,20 +66,27 @@ class LayerwiseOptimizer(Optimizer):
             sums = [total + part for total, part in zip(sums, measured, strict=True)]
         if math.isnan(ratio):
             sums = sums_over_parts([step.variable] * 2, sums)
-            ratio = self.ratio(math.sqrt(sums[0]), math.sqrt(sums[1]), others[-1])
+            ratio = self._ratio_or_1(numpy.sqrt(sums[0]), numpy.sqrt(sums[1]), others[-1])
         super().update(parameter, gradient, slots, dataclasses.replace(step, coefficients=(*others, ratio)))
+
+    def _ratio_or_1(self, parameter_norm: Any, step_norm: Any, weight_decay: float) -> Any:
+        """Return the ratio, 1 where a norm is 0; on the device if the norms are there, and the host does not wait."""
+        is_zero = (parameter_norm == 0) | (step_norm == 0)
+        ratio = numpy.where(is_zero, 1.0, self.ratio(parameter_norm, step_norm + is_zero, weight_decay))
+        return ratio if arrays.is_device(ratio) else float(ratio)
 
     def measure_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
-    ) -> tuple[float, float]:
+    ) -> tuple[Any, Any]:
         """Return the sums of squares of a slice of the parameter and of what it is compared to.  Local.
 
-        May bring `slots` up to date, which `update_slice` then leaves as they are.
+        Those of arrays in device memory lie there.  May bring `slots` up to date, which `update_slice` then leaves as
+        they are.
         """
         raise NotImplementedError
 
-    def ratio(self, parameter_norm: float, step_norm: float, weight_decay: float) -> float:
-        """Return what the step is scaled by; 1 where a norm is 0.  Local."""
+    def ratio(self, parameter_norm: Any, step_norm: Any, weight_decay: float) -> Any:
+        """Return what the step is scaled by, by operators alone: norms may lie on a device.  None is 0.  Local."""
         raise NotImplementedError
 
 
@@ -119,12 +127,10 @@ class LARS(LayerwiseOptimizer):
 
     def measure_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
-    ) -> tuple[float, float]:
+    ) -> tuple[Any, Any]:
         return _square_sum(parameter, scratch[0]), _square_sum(gradient, scratch[0])
 
-    def ratio(self, parameter_norm: float, step_norm: float, weight_decay: float) -> float:
-        if parameter_norm == 0 or step_norm == 0:
-            return 1.0
+    def ratio(self, parameter_norm: Any, step_norm: Any, weight_decay: float) -> Any:
         return self.trust_coefficient * parameter_norm / (step_norm + weight_decay * parameter_norm)
 
     def update_slice(
@@ -184,7 +190,7 @@ class LAMB(LayerwiseOptimizer):
 
     def measure_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
-    ) -> tuple[float, float]:
+    ) -> tuple[Any, Any]:
         (m, v), (step, other, *_) = slots, scratch
         numpy.subtract(gradient, m, out=step)
         numpy.multiply(step, 1 - self.beta_1, out=step)
@@ -196,8 +202,8 @@ class LAMB(LayerwiseOptimizer):
         self._step(parameter, slots, scratch, coefficients)
         return _square_sum(parameter, other), _square_sum(step, other)
 
-    def ratio(self, parameter_norm: float, step_norm: float, weight_decay: float) -> float:
-        return 1.0 if parameter_norm == 0 or step_norm == 0 else parameter_norm / step_norm
+    def ratio(self, parameter_norm: Any, step_norm: Any, weight_decay: float) -> Any:
+        return parameter_norm / step_norm
 
     def update_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
@@ -221,6 +227,6 @@ class LAMB(LayerwiseOptimizer):
             numpy.add(step, root, out=step)
 
 
-def _square_sum(array: Any, buffer: Any) -> float:
+def _square_sum(array: Any, buffer: Any) -> Any:
     numpy.multiply(array, array, out=buffer)
-    return float(buffer.sum(dtype="float64"))
+    return buffer.sum(dtype="float64")

@@ -323,8 +323,10 @@ class PretendedUpdate:
     def run(
         self, rule: Any, gradients: Sequence[DeviceArray], steps: Sequence[Any], limits: Limits | None = None
     ) -> Answer | None:
-        """Update parameters and slots, within limits; the answer arrives when it is asked for a second time."""
-        assert rule.has_formula, "a kernel is made of a formula"
+        """Update parameters and slots, within limits; the answer arrives when it is asked for a second time.
+
+        A rule without a formula waits for it.
+        """
         shrinkages, is_left_out = [1.0] * len(gradients), False
         if limits is not None:
             inside = [each._hidden.astype("f8") for each in gradients]
@@ -336,7 +338,10 @@ class PretendedUpdate:
         if limits is None or not limits.skips_nonfinite:
             return None
         flag = np.full(1, np.nan)
-        return Answer(_later(lambda: flag.fill(is_left_out)), flag)
+        answer = Answer(_later(lambda: flag.fill(is_left_out)), flag)
+        if not rule.has_formula:
+            answer()
+        return answer
 
 
 def _shrinkages(gradients: Sequence[np.ndarray], limits: Limits) -> list[float]:

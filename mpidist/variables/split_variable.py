@@ -71,7 +71,7 @@ def sums_over_parts(variables: Sequence[DistributedVariable], numbers: Sequence[
     split = [place for place, variable in enumerate(variables) if isinstance(variable, SplitVariable)]
     sums_of_all = list(numbers)
     if split:
-        sums = numpy.array([numbers[place] for place in split], "float64")
+        sums = numpy.array([float(numbers[place]) for place in split])
         variables[split[0]].strategy.extended.group.all_reduce(sums)
         for place, total in zip(split, sums.tolist(), strict=True):
             sums_of_all[place] = total

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 
 import numpy
 import pytest
 
 import mpidist
-from mpidist.optimizers import SGD, Adam, AdamW, LossScaleOptimizer
+from mpidist.device.answers import Answer
+from mpidist.optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, Ftrl, LossScaleOptimizer, RMSprop
 from tests.gpu.library import (
     check_on_all_ranks,
     host,
@@ -26,6 +28,7 @@ pytestmark = [
     pytest.mark.mpi,
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:OneDeviceStrategy reduces nothing"),
+    pytest.mark.filterwarnings("ignore:cupyx.allow_synchronize will be removed"),
 ]
 
 STEPS, ROWS = 8, 24
@@ -103,12 +106,25 @@ def test_n_ranks_train_to_what_one_process_trains_to(xp, name):
     check_on_all_ranks("; ".join(problems))
 
 
+class Own(SGD):
+    """A user's rule, which has no formula."""
+
+    def update(self, parameter, gradient, slots, step):
+        super().update(parameter, gradient, slots, step)
+
+
 RULES = {
     "sgd": lambda **given: SGD(0.1, **given),
     "momentum": lambda **given: SGD(0.1, momentum=0.9, **given),
     "nesterov": lambda **given: SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01, **given),
     "adam": lambda **given: Adam(0.01, **given),
     "adamw": lambda **given: AdamW(0.01, **given),
+    "adagrad": lambda **given: Adagrad(0.1, **given),
+    "ftrl": lambda **given: Ftrl(0.1, l1_regularization_strength=0.001, **given),
+    "rmsprop": lambda **given: RMSprop(0.01, centered=True, momentum=0.5, **given),
+    "lars": lambda **given: LARS(0.5, trust_coefficient=0.1, **given),
+    "lamb": lambda **given: LAMB(0.01, weight_decay=0.01, **given),
+    "own": lambda **given: Own(0.1, momentum=0.9, **given),
 }
 LIMITS = {
     "clipnorm": {"clipnorm": 0.1},
@@ -118,6 +134,15 @@ LIMITS = {
     "scaled": {},
     "scaled, clipnorm": {"clipnorm": 0.1},
 }
+
+
+def without_copies(xp):
+    """Make copies to the host that it waits for errors."""
+    if xp is numpy:
+        return nullcontext()
+    import cupyx
+
+    return cupyx.allow_synchronize(False)
 
 
 def trained_with_bad_steps(xp, where, rule, limits, rank=0, size=1):
@@ -136,7 +161,8 @@ def trained_with_bad_steps(xp, where, rule, limits, rank=0, size=1):
             given.append(xp.asarray(optimizer.scale_loss(whole / size if size > 1 else whole)))
         if optimizer.skips_nonfinite and step in (2, 5) and rank == size - 1:
             given[step % 4].reshape(-1)[-1] = (numpy.nan, -numpy.inf)[step % 2]
-        where.run(lambda given=given: optimizer.apply_gradients(zip(given, variables, strict=True)))
+        with without_copies(xp):
+            where.run(lambda given=given: optimizer.apply_gradients(zip(given, variables, strict=True)))
         scales.append(optimizer.loss_scale.scale if step % 3 else None)
     slots = [slot for v in variables for slot in optimizer.slots(v).values()]
     return [v.value for v in variables] + slots, [optimizer.iterations, optimizer.skipped_steps, *scales]
@@ -152,30 +178,44 @@ def test_n_ranks_clip_and_leave_out_what_one_process_does(xp, rule, limits):
     check_on_all_ranks(problem or ("" if counts == wanted else f"{counts} in place of {wanted}"))
 
 
+#: Rules, and how long they make zeros in so many steps of a gradient of 1; that of LARS is as long as the parameter.
+DESCENTS = {
+    "sgd": (SGD, lambda steps: steps),
+    "own": (Own, lambda steps: steps),
+    "lars": (functools.partial(LARS, momentum=0, trust_coefficient=1, weight_decay=0), lambda steps: 2 ** (steps - 1)),
+}
+
+
 @pytest.mark.gpu(only=True)
-@pytest.mark.filterwarnings("ignore:cupyx.allow_synchronize will be removed")
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
-def test_the_host_does_not_wait_for_the_step_that_it_begins(xp, limits, dtype):
-    """Behind gradients that take the card a while; of n elements that are all alike, each is the limit by n ** 0.5."""
-    import cupyx
+@pytest.mark.parametrize("rule", DESCENTS)
+def test_the_host_does_not_wait_for_the_step_that_it_begins(xp, monkeypatch, rule, limits, dtype):
+    """Behind gradients that take the card a while; of n elements that are all alike, each is the limit by n ** 0.5.
 
+    But for the answer whether a step is left out, where the rule has no formula.
+    """
+    asked, ask = set(), Answer.__call__
+    monkeypatch.setattr(Answer, "__call__", lambda answer: asked.add(answer) or ask(answer))
     _, size = place()
     count, limit = 10_000, next((each for each in LIMITS[limits].values() if not isinstance(each, bool)), None)
-    (variable,), optimizer = made(xp, lambda: SGD(1.0, **LIMITS[limits]), numpy.zeros(count, dtype))
+    family, length_after = DESCENTS[rule]
+    (variable,), optimizer = made(xp, lambda: family(1.0, **LIMITS[limits]), numpy.zeros(count, dtype))
     if "scaled" in limits:
         optimizer = LossScaleOptimizer(optimizer, 2.0)
-    gradient, under_way = xp.zeros(count, dtype), []
+    left_out, is_answered = int(optimizer.skips_nonfinite), optimizer.skips_nonfinite and not optimizer.has_formula
+    gradient, under_way, asked_by_steps = xp.zeros(count, dtype), [], []
     for step in range(4):
-        slowly(xp, gradient, optimizer.scale_loss(numpy.nan if optimizer.skips_nonfinite and step == 1 else 1 / size))
-        with cupyx.allow_synchronize(False):
+        slowly(xp, gradient, optimizer.scale_loss(numpy.nan if left_out and step == 1 else 1 / size))
+        with without_copies(xp):
             apply(optimizer, [gradient], [variable])
         begun = xp.cuda.Event()
         begun.record()
-        under_way.append(step == 0 or not begun.done)  # in the first step kernels are compiled
-    left_out = int(optimizer.skips_nonfinite)
+        under_way.append(step == 0 or is_answered or not begun.done)  # in the first step kernels are compiled
+        asked_by_steps.append(len(asked))
+    assert asked_by_steps == [left_out * (step + is_answered) for step in range(4)]
     assert (optimizer.skipped_steps, optimizer.iterations) == (left_out, 4 - left_out)
-    expected = numpy.full(count, -(4 - left_out) * (1 if limit is None else limit / count**0.5), dtype)
+    expected = numpy.full(count, -length_after(4 - left_out) * (1 if limit is None else limit / count**0.5), dtype)
     check_on_all_ranks(problem_of(xp, variable.value, expected, rtol=2e-3 if dtype == "f2" else 1e-6))
     # a sum that is staged, of several ranks, is waited for; work of an emulated card is done when it is begun
     assert is_emulated() or size > 1 or all(under_way)

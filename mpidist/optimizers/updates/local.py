@@ -117,7 +117,7 @@ class LocalUpdates(Updates, StepNotes):
         scale: float,
         step_for: _StepFn,
     ) -> bool:
-        """Make a step of which the device finds the norms, and whether it is left out; does not wait for either.
+        """Make a step of which the device finds the norms, and whether it is left out; does not wait for norms.
 
         Return whether the device can do that; if not, nothing has been done.
         """
@@ -125,7 +125,7 @@ class LocalUpdates(Updates, StepNotes):
             return False
         limits = stages.limits(scale)
         runs = self._runs(rule, packs, listed, not limits.is_each)
-        joint = listed.joint_update(rule, runs)
+        joint = listed.joint_update(runs)
         if joint is None:
             return False
         begin_writing(listed.variables)
@@ -172,13 +172,13 @@ class LocalUpdates(Updates, StepNotes):
         factors: Sequence[float],
         step_for: _StepFn,
     ) -> None:
-        """Apply arrays, the gradients of some variables of a list: in one launch where the memory can, or run by run.
+        """Apply arrays, the gradients of some variables of a list: all at once where the memory can, or run by run.
 
         Each is multiplied by its factor.
         """
         begin_writing(variables)
         runs = self._runs(rule, packs, listed, factors.count(factors[0]) == len(factors))
-        joint = listed.joint_update(rule, runs)
+        joint = listed.joint_update(runs)
         if joint is not None:
             joint.run(rule, *_applied(packs, runs, lambda member: step_for(member, factors[member])))
         else:

@@ -113,9 +113,9 @@ class VariableList:
             self._runs = key, [list(self._cut(pack, slots, likeness)) for pack in packs]
         return self._runs[1]
 
-    def joint_update(self, rule: Rule, runs: list[list[Run]]) -> JointUpdate | None:
-        """Return the update of all runs at once, where rule and memory have such a thing; `runs` as `runs` returned."""
-        if not (self.is_on_device and rule.has_formula):
+    def joint_update(self, runs: list[list[Run]]) -> JointUpdate | None:
+        """Return the update of all runs at once, where the memory has such a thing; `runs` as `runs` returned."""
+        if not self.is_on_device:
             return None
         if self._joint[0] is not runs:
             parameters, slots = zip(*((run.parameter, run.slots) for own in runs for run in own), strict=True)

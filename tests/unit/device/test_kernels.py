@@ -241,6 +241,46 @@ def test_gradients_are_within_the_limits_of_their_norms(kernels, name, dtype):
     assert kernels.launched == ["measure", "judge", "update"] * len(NORMS)
 
 
+@pytest.mark.parametrize("norm, is_each", NORMS.values(), ids=NORMS)
+def test_a_rule_without_a_formula_gets_gradients_within_their_limits(kernels, norm, is_each):
+    """Also what is empty; a step's factor stays a number."""
+
+    class Noted(SGD):
+        def update(self, parameter, gradient, slots, step):
+            given.append((parameter.size, gradient.dtype, step.factor))
+            parameter -= gradient * step.factor
+
+    dtypes, given = ("f4", "f8", "f2", "f8", "f4", "f2", "f8"), []
+    parameters = [on_card(numpy.zeros(size, dtype)) for size, dtype in zip(SIZES, dtypes, strict=True)]
+    gradients = [on_card(numpy.full(each.shape, 1 + place, each.dtype)) for place, each in enumerate(parameters)]
+    steps, limits = [Step((1.0,), 0.5)] * len(SIZES), Limits(0.5, norm, is_each, skips_nonfinite=False)
+    kernels.memory.joint_update(parameters, [[]] * len(SIZES)).run(Noted(1.0), gradients, steps, limits)
+    kinds = [numpy.dtype("f4" if each == "f2" and norm is not None else each) for each in dtypes]
+    assert given == [(size, kind, 0.5) for size, kind in zip(SIZES, kinds, strict=True)]
+    norms = numpy.array([size**0.5 * (1 + place) / 2 for place, size in enumerate(SIZES)])
+    largest = numpy.maximum(norms if is_each else numpy.full(7, numpy.linalg.norm(norms)), 1e-9)
+    factors = numpy.full(7, 0.5) * (1 if norm is None else numpy.minimum(1, norm / largest))
+    for place, (found, factor) in enumerate(zip(parameters, factors, strict=True)):
+        numpy.testing.assert_allclose(found, numpy.full(found.shape, -(1 + place) * factor), rtol=1e-3)
+    assert kernels.launched == ["measure"] * 3 + ["judge"] + ["multiply"] * (0 if norm is None else 5)
+
+
+def test_a_rule_without_a_formula_waits_whether_a_step_is_left_out(kernels):
+    parameter, rule = on_card(numpy.zeros(CHUNK + 1)), RMSprop(1.0, rho=0.0, epsilon=0.0)
+    slots, limits = [on_card(numpy.zeros(CHUNK + 1))], Limits(1.0, None, False, skips_nonfinite=True)
+    joint = kernels.memory.joint_update([parameter], [slots])
+    for bad, made in ((numpy.nan, 0), (2.0, 1), (-numpy.inf, 1), (3.0, 2)):
+        gradient = on_card(numpy.full(CHUNK + 1, 2.0))
+        gradient[-1] = bad
+        kernels.event_states[:] = [600, 600, 0]
+        answer = joint.run(rule, [gradient], [Step((1.0,))], limits)
+        assert not kernels.event_states
+        kernels.event_states[:] = [0]
+        assert answer() == (not numpy.isfinite(bad))
+        kernels.event_states[:] = [0]
+        assert (parameter == -made).all()
+
+
 def test_a_step_with_a_gradient_that_is_not_finite_is_left_out(kernels):
     rule = SGD(1.0, momentum=0.5)
     places, bads = [(2, 6), (5, 0), (5, CHUNK), (5, 3 * CHUNK - 2)], [numpy.nan, numpy.inf, -numpy.inf]

@@ -233,11 +233,52 @@ def test_dense_gradients_beside_rows_are_one_launch(monkeypatch, rule):
     assert launched == [4] * 6
 
 
+class Own(SGD):
+    """A user's rule, which has no formula; `calls` has the length of each gradient that it was given."""
+
+    calls: list[int]
+
+    def update(self, parameter, gradient, slots, step):
+        self.calls.append(gradient.size)
+        super().update(parameter, gradient, slots, step)
+
+
+@pytest.mark.parametrize("family", ["Adagrad", "Ftrl", "RMSprop", "LARS", "LAMB"])
+@pytest.mark.parametrize("option", [None, "clipnorm", "global_clipnorm", "skip_nonfinite"])
+def test_rules_without_a_formula_wait_for_one_answer_a_step_at_most(monkeypatch, asked, family, option):
+    make, skips = getattr(optimizers, family), option == "skip_nonfinite"
+    options = {} if option is None else {option: True if skips else 0.5}
+    starts, given = [[1.0, -2.0, 3.0], [0.0, 0.0], [4.0]], [[[0.5, 2.0, -1.0], [3.0, 4.0], [0.0]]] * 3
+    if skips:
+        given[1] = [[0.5, numpy.nan, 1.0], [3.0, 4.0], [0.0]]
+    there, optimizer = [Variable(numpy.array(each)) for each in starts], make(0.1, **options)
+    for step in given:
+        optimizer.apply_gradients([(numpy.array(g), v) for g, v in zip(step, there, strict=True)])
+    own, ours = variables(*starts), make(0.1, **options)
+    counts = []
+    with monkeypatch.context() as patch:
+        forbid(patch)
+        for step in given:
+            apply(ours, own, *step)
+            counts.append(len(set(asked)))
+    assert counts == ([1, 2, 3] if skips else [0, 0, 0])
+    assert (ours.iterations, ours.skipped_steps) == (optimizer.iterations, optimizer.skipped_steps)
+    for found, expected in zip(values(own), there, strict=True):
+        numpy.testing.assert_allclose(found, expected.value, rtol=1e-14)
+
+
+def test_a_rule_of_the_users_is_not_called_for_steps_that_are_left_out():
+    own, optimizer = variables([0.0, 0.0], []), Own(1.0, global_clipnorm=2.0, skip_nonfinite=True)
+    optimizer.calls = []
+    for gradient in ([3.0, 4.0], [1.0, numpy.inf], [0.0, 1.0]):
+        apply(optimizer, own, gradient, [])
+    assert optimizer.calls == [2, 0] * 2
+    numpy.testing.assert_allclose(values(own)[0], [-1.2, -2.6], rtol=1e-15)
+    assert (optimizer.iterations, optimizer.skipped_steps) == (2, 1)
+
+
 def test_what_a_device_cannot_find_is_found_by_the_host(asked):
-    """A rule without a formula, and a list in which variables lie on the host."""
-    own, optimizer = variables([0.0]), optimizers.Adagrad(1.0, skip_nonfinite=True)
-    apply(optimizer, own, [numpy.nan])
-    assert (optimizer.iterations, optimizer.skipped_steps) == (0, 1)
+    """Of a list in which variables lie on the host."""
     mixed, plain = [*variables([0.0]), Variable(numpy.zeros(1))], SGD(1.0, global_clipnorm=5.0)
     plain.apply_gradients([(on_device(numpy.array([6.0])), mixed[0]), (numpy.array([8.0]), mixed[1])])
     numpy.testing.assert_allclose(values(mixed), [[-3.0], [-4.0]])

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist import context
+from mpidist.arrays import as_host
 from mpidist.cluster.topology import Topology as ClusterTopology
 from mpidist.collectives.reductions import update
 from mpidist.errors import CollectiveMismatchError, RemoteReplicaError
@@ -18,6 +19,7 @@ from mpidist.optimizers import LAMB, LARS, SGD, Adam
 from mpidist.strategies.mirrored import MirroredStrategy
 from mpidist.strategies.tpu.strategy import TPUStrategy
 from mpidist.testing import run_ranks
+from mpidist.testing.device import on_device, pretended_device
 from mpidist.tpu.experimental import DeviceAssignment, Topology, initialize_tpu_system
 from mpidist.training.checkpoint import Checkpoint
 from mpidist.variables import Variable
@@ -468,6 +470,23 @@ def test_every_optimizer_sees_split_variables_whole(name, least_bytes, monkeypat
     for result in run_ranks(4, lambda: trained(mesh(2), 2, make=OPTIMIZERS[name])):
         for ours, wanted in zip(result, expected, strict=True):
             numpy.testing.assert_allclose(ours, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("make", [lambda: LARS(1.0, 0.0, 1.0, 0.0), lambda: LAMB(1.0, 0.0, 0.0)])
+def test_parts_on_a_device_have_the_norm_of_the_whole(make):
+    """It is 6, and that of the gradients, or for LAMB of their signs, 2 times a value that is the same in all."""
+
+    def run():
+        with pretended_device(""):
+            strategy = mesh(2)
+            with strategy.scope():
+                start = numpy.array([5.0, 1.0, 3.0, 1.0])
+                split, optimizer = Variable(on_device(start), partition_dimensions=[2]), make()
+            strategy.run(lambda: optimizer.apply_gradients([(on_device(numpy.full(2, 4.0)), split)]))
+            return as_host(split.value).tolist()
+
+    for part, expected in zip(run_ranks(2, run), ([2.0, -2.0], [0.0, -2.0]), strict=True):
+        numpy.testing.assert_allclose(part, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_flaw_in_one_part_leaves_the_step_out_on_all():
