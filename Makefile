@@ -183,8 +183,8 @@ $(FRAMEWORKS:%=test-%): test-%: $(FRAMEWORKS_VENV)/.installed
 	set -e; for size in $(or $($*_SIZES),$(FRAMEWORK_SIZES)); do $($*_VARIABLES) timeout --kill-after=20 $(LIMIT) \
 		$(FRAMEWORKS_VENV)/bin/mpidist run --quiet -n $$size -m pytest -q \
 		$(or $($*_TESTS),$(wildcard tests/frameworks/test_$**.py)) --with-mpi --ran-log $(RAN)/$*; done
-	$(if $(filter jax torch,$*),$(ON_NUMPY) $(FRAMEWORKS_VENV)/bin/mpidist run --quiet -n 2 $(PYTEST_GPU) \
-		tests/gpu/test_$*.py --ran-log $(RAN)/gpu-$*)
+	$($*_VARIABLES) $(ON_NUMPY) $(FRAMEWORKS_VENV)/bin/mpidist run --quiet -n 2 $(PYTEST_GPU) \
+		tests/gpu/test_$(firstword $(subst _, ,$*)).py --ran-log $(RAN)/gpu-$*
 	$(if $(filter keras%,$*),$($*_VARIABLES) $(FRAMEWORKS_VENV)/bin/python -m pytest -q -n 2 tests/frameworks/jobs)
 
 # with a GPU for each rank, by NCCL; then with one for both, staged through the host; EMULATED_SEED=7 for other delays

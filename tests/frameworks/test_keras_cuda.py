@@ -23,7 +23,7 @@ import mpidist
 import mpidist.keras
 from mpidist.collectives.reductions.plan_cache import Bindings
 from mpidist.errors import CollectiveMismatchError, MissingDependencyError
-from mpidist.frameworks.keras import backends, distribution
+from mpidist.frameworks.keras import backends, distribution, own_device
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.testing.device import DeviceArray, pretended_device
 from mpidist.world import world_communicator
@@ -269,8 +269,8 @@ class Tensor:
         return self.device.local_hardware_id
 
 
-def replica_on(gpu):
-    extended = SimpleNamespace(device_name=f"/job:worker/replica:0/task:0/device:GPU:{gpu}")
+def replica_on(number):
+    extended = SimpleNamespace(device_name=f"/job:worker/replica:0/task:0/device:GPU:{number}")
     return SimpleNamespace(name="rank 0 of 2", strategy=SimpleNamespace(extended=extended))
 
 
@@ -280,10 +280,9 @@ HOST, FIRST, SECOND, OTHER = Place("cpu", None), Place("gpu", 0), Place("gpu", 1
 @pytest.fixture
 def are_on_gpu(monkeypatch):
     monkeypatch.setattr(cuda, "require_cupy", lambda *instead: None)
-    seam = backends.seam()
     if BACKEND == "jax":
         monkeypatch.setattr(jax, "Array", Tensor)
-    return seam._are_on_gpu
+    return own_device.are_on_gpu
 
 
 def test_tensors_lie_in_host_memory_or_on_the_gpu_of_the_rank(are_on_gpu):
@@ -298,7 +297,7 @@ def test_a_gpu_without_cupy_says_what_to_install_and_what_goes_without(monkeypat
         monkeypatch.setattr(jax, "Array", Tensor)
     advice = "KERAS_TORCH_DEVICE=cpu" if BACKEND == "torch" else "JAX_PLATFORMS=cpu"
     with pytest.raises(MissingDependencyError, match=f"pip install cupy-cuda.*{advice}"):
-        backends.seam()._are_on_gpu(replica_on(1), [Tensor(SECOND)])
+        own_device.are_on_gpu(replica_on(1), [Tensor(SECOND)])
 
 
 @pytest.mark.parametrize("places", [(FIRST,), (FIRST, SECOND), (HOST, SECOND), (SECOND, HOST), (OTHER,)])
@@ -316,7 +315,7 @@ def test_a_model_that_lies_elsewhere_is_refused_before_it_trains(monkeypatch):
     model = distributed(sequential, compiled())
     before = model.get_weights()
     if ranks() > 1:
-        monkeypatch.setattr(backends.seam(), "_are_on_gpu", refuse)
+        monkeypatch.setattr(backends.seam(), "are_on_gpu", refuse)
         with pytest.raises(NotImplementedError, match="it lies elsewhere"):
             model.fit(X, Y, verbose=0)
     assert all((mine == other).all() for mine, other in zip(before, model.get_weights(), strict=True))

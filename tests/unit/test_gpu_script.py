@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from benchmarks.suite import results as launches
 from benchmarks.suite.results import Launch
@@ -16,7 +19,7 @@ from tests.gpu import results
 
 SCRIPT = Path(__file__).parents[1] / "gpu" / "run"
 
-PYTHON = f"""#!/bin/sh
+PYTHON = f"""
 case "$*" in
   *tests.gpu.results*) exec {sys.executable} "$@" ;;
   *test_killed*) echo '1 passed, 1 deselected in 0.10s' ;;
@@ -26,15 +29,20 @@ esac
 """
 
 
+def script_with(folder, python):
+    """Return the environment of the script, with a Python that is a few lines for the shell."""
+    path = folder / "python3"
+    path.write_text(f"#!/bin/sh\n{python}\n")
+    path.chmod(0o755)
+    before = {name: text for name, text in os.environ.items() if name != "KERAS_BACKEND"}
+    found = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    return {**before, "PATH": found, "OUT": str(folder), "DEVICE": "", "NO_MPS": "1"}
+
+
 def test_the_table_tells_of_each_part_how_it_ended_and_what_was_counted(tmp_path):
     """A part that was ended in the middle of a line hides no other; tests that were all skipped have not passed."""
-    python = tmp_path / "python3"
-    python.write_text(PYTHON)
-    python.chmod(0o755)
-    given = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "OUT": str(tmp_path), "DEVICE": "", "NO_MPS": "1"}
-    result = subprocess.run(
-        [SCRIPT], env={**os.environ, **given, "PARTS": "staged2 killed one lost"}, capture_output=True
-    )
+    given = script_with(tmp_path, PYTHON)
+    result = subprocess.run([SCRIPT], env={**given, "PARTS": "staged2 killed one lost"}, capture_output=True)
     assert result.returncode == 1
     rows = [line.split() for line in (tmp_path / "table.txt").read_text().splitlines()]
     assert [[row[0], *row[3:]] for row in rows] == [
@@ -52,6 +60,20 @@ def test_the_table_tells_of_each_part_how_it_ended_and_what_was_counted(tmp_path
     assert "| passed | 1 passed, 1 deselected |" in page and "Nothing was measured." in page
 
 
+@pytest.mark.parametrize("part, tests, backend", [
+    ("staged2", "tests/gpu --ignore=.*test_torch.py --ignore=.*test_jax.py --ignore=.*test_keras.py$", ""),
+    ("kerasnccl2", "-n 2 .*tests/gpu/test_keras.py$", "torch"),
+    ("kerasjax2", "-n 2 .*tests/gpu/test_keras.py$", "jax"),
+    ("killed", "tests/gpu/test_killed.py tests/gpu/test_parameter_server.py -k", ""),
+])  # fmt: skip
+def test_what_a_part_runs(tmp_path, part, tests, backend):
+    """Those of a framework run in parts of its own, and jobs in one process."""
+    given = script_with(tmp_path, f'echo "${{KERAS_BACKEND-}}: $*" >>{tmp_path}/ran.txt')
+    subprocess.run([SCRIPT], env={**given, "PARTS": part}, capture_output=True)
+    (ran,) = [line for line in (tmp_path / "ran.txt").read_text().splitlines() if "-m pytest" in line]
+    assert ran.startswith(f"{backend}: ") and re.search(tests, ran), ran
+
+
 def plan(**environ):
     """Return the limits by part, if all use theirs up."""
     lines = subprocess.run([SCRIPT, "--plan"], env={**os.environ, **environ}, capture_output=True, text=True).stdout
@@ -61,10 +83,10 @@ def plan(**environ):
 def test_no_part_takes_the_time_of_those_behind_it():
     """Where all use up their limits there is time for all; where there is less time each has a share."""
     limits = plan()
-    assert len(limits) == 16 and sum(limits.values()) <= 480 and min(limits.values()) >= 15
+    assert len(limits) == 18 and sum(limits.values()) <= 480 and min(limits.values()) >= 15
     assert plan(LIMIT="485")["staged2"] == limits["staged2"] + 5, "what is to spare goes to the first"
     assert plan(PARTS="staged2 jax2", LIMIT="480") == {"staged2": 110, "jax2": 60}
-    assert plan(PARTS="staged2 killed", LIMIT="26") == {"staged2": 18, "killed": 8}
+    assert plan(PARTS="staged2 killed", LIMIT="26") == {"staged2": 17, "killed": 9}
 
 
 def test_the_cores_alone_have_a_run_of_their_own_that_fits():

@@ -20,9 +20,10 @@ def seam() -> Any:
     """Return the module for the backend of Keras.  Local.
 
     Each has ``reduced(replica, gradients, is_weighted)``, ``is_concrete(value)``, ``own_dropout(thread)``,
-    ``buffers(model)``, ``share_buffers(replica, model)``, ``use_gpu(number)``, of a function ``value_and_grad(fn)`` and
+    ``buffers(model)``, ``share_buffers(replica, model)``, of a function ``value_and_grad(fn)`` and
     ``without_gradients(fn)``, and, of a model, its replica and the name of a method that it is put over, ``step`` and
-    ``make_function``.
+    ``make_function``.  For `own_device` each has ``use_gpu(number)``, ``places_of(tensors)``, ``reduced_on_gpu(replica,
+    op, tensors)``, the adapter's module ``cuda``, and words for messages.
     """
     return importlib.import_module(SEAMS[keras.backend.backend()])
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import keras
 
-from mpidist.cluster.devices import gpu_of_name
 from mpidist.collectives.mismatch import fact
-from mpidist.frameworks.keras.backends import SEAMS, require_backend, seam
+from mpidist.frameworks.keras.backends import require_backend
 from mpidist.frameworks.keras.classes import replica_of
 from mpidist.frameworks.keras.model import begin, distribute_model
 from mpidist.frameworks.keras.optimizer import distribute_optimizer
+from mpidist.frameworks.keras.own_device import use_gpu
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.served_model import begin_served, serve_model
 from mpidist.frameworks.keras.served_replica import ServedReplica
@@ -56,13 +56,6 @@ def distribute(strategy: Any, objects: Sequence[Any]) -> list[Any]:
         models = [obj for obj in objects if isinstance(obj, keras.Model)]
         begin_served(models) if isinstance(strategy.extended, ServedExtended) else begin(models)
     return list(objects)
-
-
-def use_gpu(strategy: Any) -> None:
-    """Have Keras work on this rank's GPU from now on, if it has one and Keras works on GPUs.  Local."""
-    gpu = gpu_of_name(strategy.extended.device_name)
-    if gpu is not None and keras.backend.backend() in SEAMS:
-        seam().use_gpu(gpu)
 
 
 def attach(strategy: Any, obj: Any) -> None:

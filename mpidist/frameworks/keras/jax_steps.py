@@ -20,7 +20,6 @@ import numpy
 from keras.src.backend.jax import trainer as jax_trainer
 from keras.src.backend.jax.trainer import JAXEpochIterator
 
-from mpidist.cluster.devices import gpu_of_name
 from mpidist.frameworks.jax import cuda
 from mpidist.frameworks.jax.reduction import reduce_tree
 from mpidist.frameworks.keras import checks, metrics
@@ -29,12 +28,15 @@ from mpidist.frameworks.keras.current_step import in_optimizer
 from mpidist.frameworks.keras.float_range import half_variables, overflown
 from mpidist.frameworks.keras.inputs import InputAdapter, given_rows
 from mpidist.frameworks.keras.layer_state import LayerVariable, layer_variables, only_added_to, settled
+from mpidist.frameworks.keras.own_device import TensorPlace, are_on_gpu, over_replicas
 from mpidist.frameworks.keras.random_numbers import is_seed, own_seed
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.options import ReduceOp
 
-_WITHOUT_GPU = "set the environment variable JAX_PLATFORMS=cpu"
+#: What puts arrays elsewhere than on the rank's GPU, and what goes without one, for messages.
+OTHER_DEVICES = "jax.default_device and keras.distribution"
+WITHOUT_GPU = "set the environment variable JAX_PLATFORMS=cpu"
 
 
 def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) -> list[Any]:
@@ -49,48 +51,28 @@ def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) 
             "Compile the function that computes gradients, and call optimizer.stateless_apply outside of it"
         )
     places = replica.places([gradient is not None for gradient in gradients]) if present else []
-    sums, totals = _over_replicas(replica, present, places)
+    sums, totals = over_replicas(replica, ReduceOp.SUM, present, places)
     replica.require_same_places(totals, replica.count)
     results = iter(sums)
     return [None if gradient is None else jnp.asarray(next(results)) for gradient in gradients]
 
 
-def _over_replicas(
-    replica: ModelReplica, arrays: Sequence[Any], notes: Sequence[numpy.ndarray] = ()
-) -> tuple[list[Any], list[numpy.ndarray]]:
-    """Return the sums of arrays, and of notes, small arrays of the host, over the replicas.  Collective.
-
-    The notes go with arrays of the host, and before those on a GPU.
-    """
-    if not _are_on_gpu(replica, arrays):
-        totals = replica.reduce(ReduceOp.SUM, [*map(numpy.asarray, arrays), *notes])
-        return totals[: len(arrays)], totals[len(arrays) :]
-    of_notes = replica.reduce(ReduceOp.SUM, [*notes]) if notes else []
-    return reduce_tree(list(arrays), "sum"), of_notes
+def reduced_on_gpu(replica: ModelReplica, op: ReduceOp, arrays: Sequence[Any]) -> list[Any]:
+    """Return arrays on one GPU reduced over the replicas.  Collective."""
+    results: list[Any] = reduce_tree(list(arrays), op)
+    return results
 
 
-def _are_on_gpu(replica: ModelReplica, arrays: Sequence[Any]) -> bool:
-    """Return whether arrays lie on this rank's GPU, and not in host memory.
-
-    NotImplementedError, or MissingDependencyError without CuPy: they lie elsewhere.
-    """
+def places_of(arrays: Sequence[Any]) -> set[TensorPlace]:
+    """Return where those of the arrays lie that are of JAX.  Local."""
     placements = {each.sharding for each in arrays if isinstance(each, jax.Array)}
-    devices = {device for placement in placements for device in placement.device_set}
-    is_on_gpu = [cuda.has(placement) for placement in placements]
-    if not any(is_on_gpu) and all(device.platform == "cpu" for device in devices):
-        return False
-    if all(is_on_gpu) and len(devices) == 1:
-        ((device,), gpu) = devices, gpu_of_name(replica.strategy.extended.device_name)
-        if device.platform == "cpu" or gpu in (None, device.local_hardware_id):
-            cuda.require_cupy(_WITHOUT_GPU)
-            return True
-    places = ", ".join(sorted(map(str, devices)))
-    raise NotImplementedError(
-        f"{replica.name}: variables or gradients of a distributed Keras model lie on {places}; gradients are reduced "
-        f"in host memory, or on one GPU, that of the rank ({replica.strategy.extended.device_name}). Make the model in "
-        "strategy.scope(), where JAX takes the rank's GPU, and without jax.default_device and keras.distribution; or "
-        f"{_WITHOUT_GPU}"
-    )
+    return {
+        TensorPlace(str(device), False, device.local_hardware_id or 0)
+        if cuda.has(placement)
+        else TensorPlace(str(device), device.platform == "cpu", None)
+        for placement in placements
+        for device in placement.device_set
+    }
 
 
 def use_gpu(number: int) -> None:
@@ -227,7 +209,7 @@ class _Forward(_Step):
         with self._replica.step(share):
             outputs, after, changed, odd = self._step(state, data, share.weight, share.rows / share.given_rows)
             metrics.require_sums(odd)
-            sums, _ = _over_replicas(self._replica, list(changed.values())) if changed else ([], [])
+            sums = over_replicas(self._replica, ReduceOp.SUM, list(changed.values()))[0] if changed else []
             totals = dict(zip(changed, sums, strict=True))
         if self._name == "test_step":
             return outputs, (after[0], self._settled(state[1], after[1], totals), after[2])
@@ -271,14 +253,9 @@ class _Halves(_Step):
             metrics.require_sums(odd)
             present = [each for each in gradients if each is not None]
             arrays = [*present, *changed.values()]
-            dtype = arrays[0].dtype if arrays else "float32"  # of none, where all weights are frozen
-            votes, places = (
-                numpy.array([replica.is_vote], dtype),
-                replica.places([each is not None for each in gradients]),
-            )
-            results, (votes, *totals) = _over_replicas(replica, arrays, [votes, *places])
+            has = replica.places([each is not None for each in gradients])
+            results, totals = over_replicas(replica, ReduceOp.SUM, arrays, has)
             replica.require_same_places(totals, replica.count)
-            replica.is_stopped = replica.is_stopped or bool(votes[0])
             sums = iter(results)  # of gradients, and then of changes
             gradients = [None if each is None else next(sums) for each in gradients]
             trainable, optimizer_variables = self._second_half(trainable, optimizer_variables, gradients)
@@ -365,7 +342,7 @@ def make_function(model: Any, replica: ModelReplica, name: str, force: bool = Fa
         return
     steps = replica.steps = replica.steps or {}
     if kind == "train":
-        _are_on_gpu(replica, [each.value for each in model.variables])
+        are_on_gpu(replica, [each.value for each in model.variables])
         steps["train_step"], replica.halves = _Halves(model, replica), half_variables(model)
     else:
         steps[f"{kind}_step"] = _Forward(model, replica, f"{kind}_step")

@@ -19,12 +19,12 @@ from keras.src.backend.torch import random as torch_random
 # Private: a validation goes through its data as `fit` of Keras does
 from keras.src.backend.torch.trainer import TorchEpochIterator
 
-from mpidist.cluster.devices import gpu_of_name
 from mpidist.frameworks.keras import checks, metrics
 from mpidist.frameworks.keras.classes import stock
 from mpidist.frameworks.keras.float_range import half_variables
 from mpidist.frameworks.keras.inputs import given_rows
 from mpidist.frameworks.keras.layer_state import layer_variables, only_added_to, settled
+from mpidist.frameworks.keras.own_device import TensorPlace, are_on_gpu, over_replicas
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
@@ -33,7 +33,9 @@ from mpidist.frameworks.torch import cuda
 from mpidist.frameworks.torch.tensors import array_of, is_on_host
 from mpidist.options import ReduceOp
 
-_WITHOUT_GPU = "set the environment variable KERAS_TORCH_DEVICE=cpu before Keras is imported"
+#: What puts tensors elsewhere than on the rank's GPU, and what goes without one, for messages.
+OTHER_DEVICES = "keras.device"
+WITHOUT_GPU = "set the environment variable KERAS_TORCH_DEVICE=cpu before Keras is imported"
 
 
 def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) -> list[Any]:
@@ -69,43 +71,27 @@ def reduced(replica: ModelReplica, gradients: Sequence[Any], is_weighted: bool) 
 def _over_replicas(
     replica: ModelReplica, op: ReduceOp, tensors: Sequence[Any], notes: Sequence[numpy.ndarray] = ()
 ) -> tuple[list[Any], list[numpy.ndarray]]:
-    """Return tensors and notes, small arrays, reduced over the replicas.  Collective.
+    """Return tensors, as such, and notes, reduced over the replicas: see `over_replicas`.  Collective."""
+    results, totals = over_replicas(replica, op, tensors, notes)
+    return [torch.as_tensor(result) for result in results], totals
 
-    This rank's vote for an end goes with the notes.  These go with tensors of the host, and before those on a GPU: so
-    nobody waits for it in order to read them.
-    """
-    on_gpu = _are_on_gpu(replica, tensors)
-    arrays = [] if on_gpu else [tensor.numpy() for tensor in tensors]
-    vote = numpy.array([replica.is_vote], arrays[0].dtype if arrays else "float32")
-    *results, votes = replica.reduce(op, [*arrays, *notes, vote])
-    replica.is_stopped = replica.is_stopped or bool(votes[0])
-    if not on_gpu:
-        return [torch.from_numpy(result) for result in results[: len(arrays)]], results[len(arrays) :]
+
+def reduced_on_gpu(replica: ModelReplica, op: ReduceOp, tensors: Sequence[Any]) -> list[Any]:
+    """Return tensors on one GPU reduced over the replicas.  Collective."""
     with cuda.in_order_of(tensors[0]):
         copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         replica.replicas.reduce(op.verb, [array_of(copy) for copy in copies], "a tensor of a Keras model")
-    return copies, results
+    return copies
 
 
-def _are_on_gpu(replica: ModelReplica, tensors: Sequence[Any]) -> bool:
-    """Return whether tensors lie on this rank's GPU, and not in host memory.
-
-    NotImplementedError, or MissingDependencyError without CuPy: they lie elsewhere.
-    """
-    if all(map(cuda.has, tensors)) and len({tensor.device for tensor in tensors}) == 1:
-        gpu, own = gpu_of_name(replica.strategy.extended.device_name), tensors[0].get_device()
-        if gpu in (None, own) or own < 0:
-            cuda.require_cupy(_WITHOUT_GPU)
-            return True
-    elif not any(map(cuda.has, tensors)) and all(map(is_on_host, tensors)):
-        return False
-    places = ", ".join(sorted({str(tensor.device) for tensor in tensors}))
-    raise NotImplementedError(
-        f"{replica.name}: variables or gradients of a distributed Keras model lie on {places}; gradients are "
-        f"reduced in host memory, or on one GPU, that of the rank ({replica.strategy.extended.device_name}). Make the "
-        "model in strategy.scope(), where Keras takes the rank's GPU, and without keras.device; or "
-        f"{_WITHOUT_GPU}"
-    )
+def places_of(tensors: Sequence[Any]) -> set[TensorPlace]:
+    """Return where tensors lie.  Local."""
+    return {
+        TensorPlace(str(each.device), False, each.get_device())
+        if cuda.has(each)
+        else TensorPlace(str(each.device), is_on_host(each), None)
+        for each in tensors
+    }
 
 
 def use_gpu(number: int) -> None:
@@ -194,7 +180,7 @@ def make_function(model: Any, replica: ModelReplica, name: str, force: bool = Fa
     """
     _refuse_compiled(model)
     if name == "make_train_function":
-        _are_on_gpu(replica, [each.value for each in model.variables])
+        are_on_gpu(replica, [each.value for each in model.variables])
     replica.steps, replica.halves = _WatchedState(model), half_variables(model)
     return getattr(stock(model), name)(force)
 
