@@ -134,7 +134,7 @@ def kernels(monkeypatch, tmp_path):
     library.cuda = SimpleNamespace(
         get_current_stream=lambda: SimpleNamespace(ptr=0),
         runtime=SimpleNamespace(getDevice=lambda: 0, eventQuery=lambda event: found.event_states.pop(0)),
-        Device=nullcontext,
+        Device=type("Device", (nullcontext,), {"id": 0}),
         alloc_pinned_memory=bytearray,
         Event=lambda disable_timing: SimpleNamespace(ptr=0, record=lambda stream: None),
     )
