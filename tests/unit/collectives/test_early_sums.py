@@ -25,9 +25,9 @@ def short_buckets(monkeypatch):
 
 def bound(ranks, number=0, flags=2):
     engine = ranks.engine()
-    plan = engine.early_plan(SIGNATURES, "sum")
-    assert [bucket.elements for bucket in plan.buckets] == LENGTHS
-    return engine.bind_early(plan, number, ("flags", numpy.dtype("f4"), (flags,)), flags)
+    early = engine.early_plan(SIGNATURES, "sum")
+    assert [bucket.elements for bucket in early.plan.buckets] == LENGTHS
+    return engine.bind_early(early, number, ("flags", numpy.dtype("f4"), (flags,)), flags)
 
 
 def fill(sums, rank, step):
