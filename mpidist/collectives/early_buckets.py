@@ -142,7 +142,7 @@ class DeviceBuckets:
         self.mark(index, arrays, is_again=False)
 
     def mark(self, index: int, arrays: Sequence[Any], is_again: bool = True) -> None:
-        """Have the device make a number of the bytes of a bucket's arrays, to compare them with what it was filled with."""
+        """Have the device make a number of the bytes of a bucket's arrays, to be compared with that of the others."""
         self._memory.enter(arrays)
         self._packings[index].mark(arrays, self._marks[int(is_again), index : index + 1])
 
