@@ -128,8 +128,8 @@ class DeviceBuckets:
 
     @contextmanager
     def connected(self, watch: Watch, /) -> Iterator[None]:
-        """Make a link of their own: other calls come in another order on each rank; order the current stream behind."""
-        if self._link is None:
+        """Make a link, if there is none; behind the block, order the current stream behind the sums."""
+        if self._link is None:  # of their own: other calls come in another order on each rank
             self._link = self._connect(watch)
         yield
         self._stream.end()

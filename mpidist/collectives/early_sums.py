@@ -139,10 +139,7 @@ class EarlySums(Bound):
 
     def _begin(self, count: int) -> None:
         """Begin the first buckets, as far as the ranks are connected."""
-        while len(self._under_way) < count:
-            started = self.buckets.start(len(self._under_way))
-            if started is None:
-                return
+        while len(self._under_way) < count and (started := self.buckets.start(len(self._under_way))) is not None:
             self._under_way.append(started)
 
     def _poll(self) -> bool:

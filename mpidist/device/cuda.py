@@ -134,7 +134,7 @@ class CudaMemory:
 
 
 class CudaStream:
-    """A stream of each GPU beside the current one of that; see `OwnStream`."""
+    """A stream beside the current one, for each GPU one; see `OwnStream`."""
 
     def __init__(self) -> None:
         self._of = cache(lambda device: cupy.cuda.Stream(non_blocking=True))
