@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy
 
@@ -16,7 +16,7 @@ from mpidist.collectives.ways import selection
 from mpidist.collectives.ways.executor import MESSAGE_BYTES, Executor
 from mpidist.collectives.ways.pieces import Pieces
 from mpidist.device.answers import Answer
-from mpidist.device.memory import DeviceMemory, Link
+from mpidist.device.memory import Arrived, DeviceMemory, Link
 from mpidist.errors import MpidistError
 from mpidist.runtime.watch import Watch
 from mpidist.schedules.table import hierarchical
@@ -29,11 +29,16 @@ if TYPE_CHECKING:
 _AHEAD = 127
 
 
-class StartedSum(Protocol):
-    """A sum that was begun.  `done`: nothing is left to do on this rank."""
+class EarlyPlan(NamedTuple):
+    """The buckets of a list, and the memory of a device in which they lie; there `kind` is an array of their kind."""
 
-    @property
-    def done(self) -> bool: ...
+    plan: Plan
+    memory: DeviceMemory | None
+    kind: Any
+
+
+class StartedSum(Protocol):
+    """A sum that was begun."""
 
     def poll(self) -> bool:
         """Do what can be done now, and return whether that was all."""
@@ -44,51 +49,37 @@ class StartedSum(Protocol):
 
 
 class Buckets(Protocol):
-    """The buckets of one plan, of which each is filled, summed and taken again and again.
+    """The buckets of one plan, of which each is filled, summed and taken again and again."""
 
-    `are_connected`: sums can be begun.  `go_alone`: they go on without the host.
-    """
+    def connected(self, watch: Watch, /) -> AbstractContextManager[None]:
+        """Connect the ranks, if they are not yet; behind the block is complete what was begun.
 
-    go_alone: bool
-
-    @property
-    def are_connected(self) -> bool: ...
-
-    def connect(self, watch: Watch) -> None:
-        """Connect the ranks, if they are not yet.  Collective: every rank calls it, within a begun call."""
-
-    def enter(self) -> None:
-        """Have later work come behind what the current stream was given.  Local."""
+        Collective: every rank calls it, within a begun call.
+        """
+        ...
 
     def fill(self, index: int, arrays: Sequence[Any]) -> None:
         """Copy the C-contiguous arrays of a bucket into it.  Local."""
 
-    def start(self, index: int) -> StartedSum:
-        """Begin the sum of a bucket.  Local."""
+    def start(self, index: int) -> StartedSum | None:
+        """Begin the sum of a bucket; None where the ranks are not connected.  Local."""
         ...
-
-    def end(self) -> None:
-        """Have what was begun be complete for who comes later.  Local."""
 
     def take(self, index: int, arrays: Sequence[Any], scale: float | None) -> None:
         """Copy what is in a bucket into arrays, multiplied; None stands for one that is left out.  Local."""
 
-    def close(self) -> None:
-        """Give back what it holds.  Collective: every rank calls it in the same order."""
 
-
-def buckets_of(ranks: Communicator, plan: Plan, channels: Sequence[int], kind: Any) -> Buckets:
-    """Return the buckets of a plan, each of which has a channel, for arrays of a kind.  Local."""
-    memory = None if kind is None else ranks.devices.memory(kind)
-    if memory is None:
-        return HostBuckets(ranks, plan, channels)
-    return DeviceBuckets(ranks, plan, channels[0], memory, kind)
+def buckets_of(ranks: Communicator, early: EarlyPlan, channels: Sequence[int]) -> Buckets:
+    """Return the buckets of a plan, each of which has a channel.  Local."""
+    if early.memory is None:
+        return HostBuckets(ranks, early.plan, channels)
+    return DeviceBuckets(ranks, early.plan, channels[0], early.memory, early.kind)
 
 
 class HostBuckets:
     """Buckets in host memory, whose sums are made by messages; see `Buckets`."""
 
-    are_connected, go_alone = True, False
+    connected: Callable[..., AbstractContextManager[Any]] = nullcontext  # messages need no more
 
     def __init__(self, ranks: Communicator, plan: Plan, channels: Sequence[int]) -> None:
         schedule = hierarchical(ranks.topology, selection.between_carriers(ranks.topology))
@@ -100,12 +91,6 @@ class HostBuckets:
             for transport, buffer in zip(transports, self.buffers, strict=True)
         ]
 
-    def connect(self, watch: Watch) -> None:
-        """Do nothing: messages need no more."""
-
-    def enter(self) -> None:
-        """Do nothing: the host has no streams."""
-
     def fill(self, index: int, arrays: Sequence[Any]) -> None:
         """Copy arrays into a bucket."""
         self._pieces[index].gather(0, self._pieces[index].elements, arrays, self.buffers[index])
@@ -113,9 +98,6 @@ class HostBuckets:
     def start(self, index: int) -> StartedSum:
         """Begin the sum of a bucket."""
         return self._executors[index].start()
-
-    def end(self) -> None:
-        """Do nothing: what is done is there."""
 
     def take(self, index: int, arrays: Sequence[Any], scale: float | None) -> None:
         """Copy what is in a bucket into arrays, whatever the order of their axes, multiplied."""
@@ -128,17 +110,15 @@ class HostBuckets:
             else:
                 numpy.multiply(values, scale, out=array)
 
-    def close(self) -> None:
-        """Do nothing: memory is given back when nobody has it."""
-
 
 class DeviceBuckets:
     """Buckets in device memory, whose sums a link makes beside the current stream; see `Buckets`."""
 
-    go_alone = True
-
     def __init__(self, ranks: Communicator, plan: Plan, channel: int, memory: DeviceMemory, kind: Any) -> None:
-        self._ranks, self._channel, self._memory, self._op = ranks, channel, memory, plan.reduction
+        _forget_left()
+        self._memory, self._op = memory, plan.reduction
+        self._connect = partial(ranks.devices.link_at, memory, channel)
+        self._disconnect = partial(ranks.devices.close_at, memory, channel)
         self._packings = [memory.packing(bucket.offsets) for bucket in plan.buckets]
         self._buffers = [memory.kept(empty(bucket.elements, bucket.dtype, kind)) for bucket in plan.buckets]
         self._marks = memory.kept(empty((2, len(self._buffers)), numpy.dtype(numpy.uint64), kind))
@@ -146,51 +126,41 @@ class DeviceBuckets:
         self._watch = Watch(ranks.control, "sums that were begun early", None, 0)
         self._link: Link | None = None
 
-    @property
-    def are_connected(self) -> bool:
-        """Whether there is a link."""
-        return self._link is not None
-
-    def connect(self, watch: Watch) -> None:
-        """Make a link of their own: other calls come in another order on each rank."""
-        if self._link is None:
-            self._link = self._ranks.devices.link_at(self._memory, self._channel, watch)
-
-    def enter(self) -> None:
-        """Have later work come behind what the current stream was given: arrays may come in several streams."""
-        self._memory.enter(())
+    @contextmanager
+    def connected(self, watch: Watch, /) -> Iterator[None]:
+        """Make a link, if there is none; behind the block, order the current stream behind the sums."""
+        if self._link is None:  # of their own: other calls come in another order on each rank
+            self._link = self._connect(watch)
+        yield
+        self._stream.end()
+        self._link.left = None
 
     def fill(self, index: int, arrays: Sequence[Any]) -> None:
-        """Copy arrays into a bucket."""
+        """Copy arrays into a bucket, and mark them."""
         self._memory.enter(arrays)
         self._packings[index].pack(arrays, self._buffers[index])
+        self.mark(index, arrays, is_again=False)
 
-    def mark(self, index: int, arrays: Sequence[Any], is_first: bool) -> None:
-        """Have the device make a number of the bytes of a bucket's arrays, the first or the second time."""
+    def mark(self, index: int, arrays: Sequence[Any], is_again: bool = True) -> None:
+        """Have the device make a number of the bytes of a bucket's arrays, to be compared with that of the others."""
         self._memory.enter(arrays)
-        row = 0 if is_first else 1
-        self._packings[index].mark(arrays, self._marks[row, index : index + 1])
+        self._packings[index].mark(arrays, self._marks[int(is_again), index : index + 1])
 
     def have_changed(self, count: int) -> Answer:
-        """Return whether the arrays of one of the first `count` buckets were others the second time."""
+        """Return whether one of the first `count` buckets was filled with other bytes than were marked again."""
         first, second = self._marks[0, :count], self._marks[1, :count]
         changed = (first != second).astype(numpy.uint8)
         found = self._memory.host_buffer(count, changed.dtype)
         return Answer(self._memory.read(changed, found), found)
 
-    def start(self, index: int) -> StartedSum:
+    def start(self, index: int) -> StartedSum | None:
         """Begin the sum of a bucket behind the current stream's work."""
-        assert self._link is not None
+        if self._link is None:
+            return None
         if self._link.left is None:
             self._link.left = self._stream.arrival()
         self._stream.begin(partial(self._link.reduce, self._buffers[index], self._op, self._watch))
-        return _ByDevice(self._link, self._buffers[index])
-
-    def end(self) -> None:
-        """Order the current stream behind the sums."""
-        self._stream.end()
-        if self._link is not None:
-            self._link.left = None
+        return _ByDevice(self._buffers[index], self._stream.arrival(), self._disconnect)
 
     def take(self, index: int, arrays: Sequence[Any], scale: float | None) -> None:
         """Copy what is in a bucket into arrays, none of which is left out, multiplied."""
@@ -198,31 +168,37 @@ class DeviceBuckets:
         self._packings[index].unpack(self._buffers[index], arrays, scale)
 
     def close(self) -> None:
-        """Close the link, and give back the memory."""
+        """Close the link, and give back the memory.  Collective: every rank calls it in the same order."""
         self._buffers.clear()
-        self._ranks.devices.close_at(self._memory, self._channel)
+        self._disconnect()
         self._link = None
         self._memory.trim()
 
 
-#: What a device may still write to, as it was begun and never taken.
-_left: list[Any] = []
+class _ByDevice(NamedTuple):
+    """A sum that a device makes by itself in a buffer; see `StartedSum`."""
 
-
-class _ByDevice:
-    """A sum that a device makes by itself; see `StartedSum`."""
-
-    done = True
-
-    def __init__(self, link: Link, buffer: Any) -> None:
-        self._link, self._buffer = link, buffer
+    buffer: Any
+    has_ended: Arrived
+    disconnect: Callable[[], None]
 
     def poll(self) -> bool:
-        """Return True."""
+        """Return True: the host has nothing to do."""
         return True
 
     def abandon(self) -> None:
         """Break the sum off, which others may never begin, when those before it are done."""
-        _left.append(self._buffer)
+        _left[self.has_ended] = self.buffer
         with suppress(MpidistError):  # which every later call raises
-            self._link.close(in_order=True)
+            self.disconnect()
+
+
+#: The buffers of sums that were broken off, which a device may read and write until these are known to have ended.
+_left: dict[Arrived, Any] = {}
+
+
+def _forget_left() -> None:
+    """Give back the buffers that no device reads or writes any more."""
+    for has_ended in list(_left):
+        if has_ended():
+            _left.pop(has_ended, None)

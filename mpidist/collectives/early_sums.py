@@ -18,10 +18,11 @@ from weakref import finalize
 import numpy
 
 from mpidist.collectives.call import Call
-from mpidist.collectives.early_buckets import StartedSum, buckets_of
+from mpidist.collectives.early_buckets import DeviceBuckets, EarlyPlan, StartedSum, buckets_of
 from mpidist.collectives.persistent import Bound
 from mpidist.collectives.reductions.plan import Plan, Signature, build
 from mpidist.collectives.ways.pieces import Pieces
+from mpidist.device.memory import DeviceMemory
 from mpidist.errors import TransportError
 from mpidist.runtime.control import Watch
 
@@ -41,7 +42,7 @@ _BUCKETS, _LEAST_BUCKET_BYTES = 12, 1 << 20
 _KEPT = "berths of early sums"
 
 
-def early_plan(ranks: Communicator, signatures: Sequence[Signature], op: str, kind: Any = None) -> Plan | None:
+def early_plan(ranks: Communicator, signatures: Sequence[Signature], op: str, kind: Any = None) -> EarlyPlan | None:
     """Return the buckets of a list; None where they cannot be begun early on this rank.  Local.
 
     They can where they travel between nodes, or by the link of a device, and the list is long.  `kind` is an array of
@@ -50,17 +51,18 @@ def early_plan(ranks: Communicator, signatures: Sequence[Signature], op: str, ki
     nbytes = build(signatures, op, 1).nbytes
     plan = build(signatures, op, max(_LEAST_BUCKET_BYTES, -(-nbytes // _BUCKETS)))
     has_room = nbytes >= 2 * _LEAST_BUCKET_BYTES and 1 < len(plan.buckets) <= _MOST_BUCKETS
-    return plan if ranks.transport.has_channels and has_room and _travels(ranks, plan, kind) else None
-
-
-def is_free(ranks: Communicator, number: int, kind: Any = None) -> bool:
-    """Return whether the berth of a list is free on this rank.  Local."""
-    return _berth(number, kind) not in ranks.adapters.get(_KEPT, ())
-
-
-def _travels(ranks: Communicator, plan: Plan, kind: Any) -> bool:
-    """Return whether the buckets go a long way, on which the ranks need not wait for them."""
     memory = None if kind is None else ranks.devices.memory(kind)
+    can_begin = ranks.transport.has_channels and has_room and _travels(ranks, plan, memory)
+    return EarlyPlan(plan, memory, kind) if can_begin else None
+
+
+def is_free(ranks: Communicator, number: int, memory: DeviceMemory | None = None) -> bool:
+    """Return whether the berth of a list is free on this rank.  Local."""
+    return _berth(number, memory) not in ranks.adapters.get(_KEPT, ())
+
+
+def _travels(ranks: Communicator, plan: Plan, memory: DeviceMemory | None) -> bool:
+    """Return whether the buckets go a long way, on which the ranks need not wait for them."""
     if memory is None:
         return ranks.topology.node_count > 1
     link = ranks.devices.known_link(memory)
@@ -71,25 +73,25 @@ def _travels(ranks: Communicator, plan: Plan, kind: Any) -> bool:
     )
 
 
-def _berth(number: int, kind: Any) -> int:
+def _berth(number: int, memory: DeviceMemory | None) -> int:
     """Return the berth of a list, by its number."""
-    return number % _BERTHS if kind is None else _BERTHS + number % _DEVICE_BERTHS
+    return number % _BERTHS if memory is None else _BERTHS + number % _DEVICE_BERTHS
 
 
 class EarlySums(Bound):
     """The sums of the buckets of one plan, to be begun again and again.
 
-    `number`, the list's, is the same on all ranks, see `early_plan`, and so is whether there is a `kind`; `call` takes
-    the sums, and adds up `flags` numbers besides.  A rank fills the `buckets` before their sums are begun, and takes
-    the sums from them behind a call.  The attribute `flags` is set before a call; behind it are sums over all ranks.
+    `number`, the list's, is the same on all ranks, and so is whether the plan is for a device.  `call` takes the sums,
+    and adds up `flags` numbers besides.  A rank fills the `buckets` before their sums are begun, and takes the sums
+    from them behind a call.  The attribute `flags` is set before a call; behind it are sums over all ranks.
     """
 
-    def __init__(self, ranks: Communicator, plan: Plan, number: int, call: Call, flags: int, kind: Any = None) -> None:
+    def __init__(self, ranks: Communicator, early: EarlyPlan, number: int, call: Call, flags: int) -> None:
         super().__init__(ranks, call)
-        self.plan = plan
-        berth = _berth(number, kind)
-        channels = [_FIRST_CHANNEL + berth * _MOST_BUCKETS + index for index in range(len(plan.buckets))]
-        self.buckets = buckets_of(ranks, plan, channels, kind)
+        self.plan, self._memory = early.plan, early.memory
+        berth = _berth(number, early.memory)
+        channels = [_FIRST_CHANNEL + berth * _MOST_BUCKETS + index for index in range(len(self.plan.buckets))]
+        self.buckets = buckets_of(ranks, early, channels)
         self._told = numpy.zeros(1 + len(channels) + flags, numpy.float32)
         self._begun, self.flags = self._told[1 : 1 + len(channels)], self._told[1 + len(channels) :]
         everything = Pieces((0, self._told.size))
@@ -100,6 +102,11 @@ class EarlySums(Bound):
         taken = ranks.adapters.setdefault(_KEPT, set())
         taken.add(berth)
         self.close = finalize(self, _closed, self._under_way, taken, berth)
+
+    def enter(self, arrays: Any) -> None:
+        """Have later work come behind what the current stream was given: arrays may come in several streams.  Local."""
+        if self._memory is not None:
+            self._memory.enter(())
 
     def move_on(self, filled: int) -> None:
         """Begin the first `filled` buckets, and move on what is under way, unless a call is being made.  Local."""
@@ -112,11 +119,11 @@ class EarlySums(Bound):
             control.turnstile.release()
 
     def fill(self, arrays: Any) -> bool:
-        """Begin all, before the call is, where sums go on by themselves.
+        """Begin all on a device, before the call is.
 
         Hosts of others may be waiting for their devices, and these for this one.
         """
-        if self.buckets.go_alone and self._error is None:
+        if self._memory is not None and self._error is None:
             self._try(len(self._begun))
         return True
 
@@ -131,12 +138,13 @@ class EarlySums(Bound):
                 raise
 
     def _begin(self, count: int) -> None:
-        while len(self._under_way) < count and self.buckets.are_connected:
-            self._under_way.append(self.buckets.start(len(self._under_way)))
+        """Begin the first buckets, as far as the ranks are connected."""
+        while len(self._under_way) < count and (started := self.buckets.start(len(self._under_way))) is not None:
+            self._under_way.append(started)
 
     def _poll(self) -> bool:
         """Move on, and return whether all that is under way has come back."""
-        return all([each.done or each.poll() for each in self._under_way])
+        return all([each.poll() for each in self._under_way])
 
     def move(self, watch: Watch, arrays: Any) -> bool:
         """Finish the sums; `arrays` is whether those of this rank count, and what is returned whether all do."""
@@ -145,14 +153,13 @@ class EarlySums(Bound):
         self._told[0] = not arrays
         self._begun[:] = 0
         try:
-            self.buckets.connect(watch)
-            self._begun[: len(self._under_way)] = 1
-            self._telling.run(watch, (self._told,), (self._told,))
-            counts = not self._told[0]
-            self._begin(len(self._begun) if counts else int(numpy.count_nonzero(self._begun)))
-            while not self._poll():
-                watch.tick()
-            self.buckets.end()
+            with self.buckets.connected(watch):
+                self._begun[: len(self._under_way)] = 1
+                self._telling.run(watch, (self._told,), (self._told,))
+                counts = not self._told[0]
+                self._begin(len(self._begun) if counts else int(numpy.count_nonzero(self._begun)))
+                while not self._poll():
+                    watch.tick()
         except BaseException as error:
             self._error = error
             raise
@@ -161,7 +168,8 @@ class EarlySums(Bound):
 
     def end(self) -> None:
         """Give back what it holds.  Collective: every rank calls it in the same order, behind a call."""
-        self.buckets.close()
+        if isinstance(self.buckets, DeviceBuckets):  # the host's memory is given back when nobody has it
+            self.buckets.close()
         self.close()
 
 

@@ -13,13 +13,14 @@ from weakref import ref
 
 from mpidist.arrays import empty
 from mpidist.collectives.call import Call
+from mpidist.collectives.early_buckets import EarlyPlan
 from mpidist.collectives.early_sums import EarlySums, early_plan, is_free
 from mpidist.collectives.mismatch import OrdersDiffer
 from mpidist.collectives.persistent import UNLIKE, Bound
 from mpidist.collectives.reductions.adjustment import AS_IT_IS, Adjustment, Zeros
 from mpidist.collectives.reductions.in_place import bind_in_place
 from mpidist.collectives.reductions.lists import BoundList, Question, bind_list
-from mpidist.collectives.reductions.plan import Plan, Signature
+from mpidist.collectives.reductions.plan import Signature
 from mpidist.collectives.reductions.results import Packed
 from mpidist.collectives.reductions.update import FusedUpdate
 from mpidist.collectives.ways import selection
@@ -159,7 +160,7 @@ class Engine:
         """
         return bind_in_place(self._ranks, signatures, op, self._algorithm, self.timeout_seconds, kind)
 
-    def early_plan(self, signatures: Sequence[Signature], op: str, kind: Any = None) -> Plan | None:
+    def early_plan(self, signatures: Sequence[Signature], op: str, kind: Any = None) -> EarlyPlan | None:
         """Return the buckets of a list whose sums are begun early; None where they cannot be.  Local.
 
         They cannot where the user chose another algorithm, or asked for the same bits in every run: whether sums are
@@ -170,15 +171,15 @@ class Engine:
         may_choose = {settings.algorithm, self._algorithm or selection.AUTO} <= free and not settings.deterministic
         return early_plan(self._ranks, signatures, op, kind) if may_choose else None
 
-    def bind_early(self, plan: Plan, number: int, more: Signature, flags: int, kind: Any = None) -> EarlySums | None:
+    def bind_early(self, early: EarlyPlan, number: int, more: Signature, flags: int) -> EarlySums | None:
         """Return the early sums of a list, see `EarlySums`; `more` tells the list from others.  Local.
 
         None where the berth of this number is taken.  MemoryError where the device has too little.
         """
-        if not is_free(self._ranks, number, kind):
+        if not is_free(self._ranks, number, early.memory):
             return None
-        call = Call(f"all_reduce({plan.op}) that was begun early", [*plan.signatures, more])
-        found = EarlySums(self._ranks, plan, number, call, flags, kind)
+        call = Call(f"all_reduce({early.plan.op}) that was begun early", [*early.plan.signatures, more])
+        found = EarlySums(self._ranks, early, number, call, flags)
         found.timeout_seconds = self.timeout_seconds
         return found
 

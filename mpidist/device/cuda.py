@@ -134,15 +134,20 @@ class CudaMemory:
 
 
 class CudaStream:
-    """A stream beside the current one; see `OwnStream`."""
+    """A stream beside the current one, for each GPU one; see `OwnStream`."""
 
     def __init__(self) -> None:
-        self._own = cupy.cuda.Stream(non_blocking=True)
+        self._of = cache(lambda device: cupy.cuda.Stream(non_blocking=True))
+
+    @property
+    def _own(self) -> Any:
+        return self._of(cupy.cuda.runtime.getDevice())
 
     def begin(self, fn: Callable[[], None]) -> None:
         """Call what begins work."""
-        self._own.wait_event(event_of(cupy.cuda.get_current_stream()))
-        with self._own:
+        own = self._own
+        own.wait_event(event_of(cupy.cuda.get_current_stream()))
+        with own:
             fn()
 
     def end(self) -> None:

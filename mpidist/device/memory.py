@@ -97,7 +97,7 @@ class Link(Protocol):
 
 
 class OwnStream(Protocol):
-    """A stream of its own, beside the current one."""
+    """A stream of its own, beside the current one; for each device that is the current one another."""
 
     def begin(self, fn: Callable[[], None]) -> None:
         """Call what begins work: it comes behind all of the current stream's so far, and beside what comes later.

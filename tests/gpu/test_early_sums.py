@@ -30,7 +30,17 @@ def bound(xp, engine, dtype, number=0, op="sum"):
     plan = engine.early_plan(signatures, op, kind)
     links = [each for each in DeviceWays.links(world_communicator().devices) if not isinstance(each, str)]
     assert (plan is not None) == (place()[1] > 1 and bool(links))
-    return None if plan is None else engine.bind_early(plan, number, ("flags", numpy.dtype("f4"), (1,)), 1, kind)
+    return None if plan is None else engine.bind_early(plan, number, ("flags", numpy.dtype("f4"), (1,)), 1)
+
+
+def fill(sums, arrays):
+    for index, each in enumerate(arrays):
+        sums.buckets.fill(index, [each])
+
+
+def take(sums, arrays, scale=None):
+    for index, each in enumerate(arrays):
+        sums.buckets.take(index, [each], scale)
 
 
 def slow_arrays(xp, dtype, step):
@@ -67,8 +77,7 @@ def test_each_rank_begins_when_it_likes(xp, engine, dtype, op, is_other):
             assert sums(True)
             assert sums.flags[0] == sum(range(place()[1]))
             scale = 0.5 if step == 3 and dtype != "i2" else None
-            for index, each in enumerate(given):
-                sums.buckets.take(index, [each], scale)
+            take(sums, given, scale)
             doubled = [each * 2 for each in given]
             wanted = [2 * each for each in expected(dtype, step, scale, op)]
             problems.append(problems_of(xp, doubled, wanted))
@@ -82,16 +91,14 @@ def test_what_does_not_count_on_one_rank_is_dropped_on_all(xp, engine):
         return
     for step in range(6):
         given = slow_arrays(xp, "f4", step)
-        for index, each in enumerate(given):
-            sums.buckets.fill(index, [each])
+        fill(sums, given)
         sums.move_on((place()[0] + step) % 3)
         own = xp.ones(5, "f4")
         counts = step % 2 == 1 or place()[0] != 1
         assert sums(counts) == (step % 2 == 1)
         problems.append(problems_of(xp, [in_replica("SUM", own)], [numpy.full(5, place()[1], "f4")]))
         if step % 2:
-            for index, each in enumerate(given):
-                sums.buckets.take(index, [each], None)
+            take(sums, given)
             problems.append(problems_of(xp, given, expected("f4", step)))
     check_on_all_ranks("".join(problems))
     sums.end()
@@ -103,13 +110,11 @@ def test_two_lists_are_under_way_at_once_in_any_order(xp, engine):
         return
     given = [slow_arrays(xp, "f4", step) for step in range(2)]
     for number in (0, 1) if place()[0] % 2 else (1, 0):
-        for index, each in enumerate(given[number]):
-            both[number].buckets.fill(index, [each])
+        fill(both[number], given[number])
         both[number].move_on(3)
     for step, sums in enumerate(both):
         assert sums(True)
-        for index, each in enumerate(given[step]):
-            sums.buckets.take(index, [each], None)
+        take(sums, given[step])
         problems.append(problems_of(xp, given[step], expected("f4", step)))
         sums.end()
     check_on_all_ranks("".join(problems))
@@ -122,8 +127,7 @@ def test_arrays_that_were_changed_are_told(xp, engine, dtype, change):
     if sums is None:
         return
     given = [xp.arange(numpy.prod(shape)).reshape(shape).astype(dtype) for shape in SHAPES]
-    for index, each in enumerate(given):
-        sums.buckets.mark(index, [each], is_first=True)
+    fill(sums, given)
     if change == "signs":
         given[0] *= -1
     elif change == "one":
@@ -131,7 +135,7 @@ def test_arrays_that_were_changed_are_told(xp, engine, dtype, change):
     elif change == "order":
         given[1][...] = given[1][::-1].copy()
     for index, each in enumerate(given):
-        sums.buckets.mark(index, [each], is_first=False)
+        sums.buckets.mark(index, [each])
     check_on_all_ranks(sums.buckets.have_changed(3)() == (change != "none"))
     sums.end()
 
@@ -151,15 +155,14 @@ def test_arrays_of_one_bucket_come_in_several_streams(xp, engine):
             for half, stream_of_half in zip(xp.split(each.reshape(-1), 2), (first, second), strict=True):
                 with stream_of_half:
                     slowly(xp, half, place()[0] + 1 + step)
-                    sums.buckets.enter()
+                    sums.enter(())
             with second:
                 sums.buckets.fill(index, [each])
                 sums.move_on(index + 1)
         first.wait_event(second.record())
         with first:
             assert sums(True)
-            for index, each in enumerate(parts):
-                sums.buckets.take(index, [each], None)
+            take(sums, parts)
             wanted = numpy.full(whole.size, place()[1] * (place()[1] + 1) // 2 + place()[1] * step, "f4")
             problems.append(problems_of(xp, [whole], [wanted]))
     check_on_all_ranks("".join(problems))
@@ -173,8 +176,7 @@ def test_a_rank_that_waits_for_its_device_in_the_pass(xp, engine):
         return
     for step in range(4):
         given = slow_arrays(xp, "f4", step)
-        for index, each in enumerate(given):
-            sums.buckets.fill(index, [each])
+        fill(sums, given)
         if step and step % place()[1] == place()[0]:
             sums.move_on(1)
             xp.cuda.Device().synchronize()
@@ -188,13 +190,11 @@ def test_sums_that_were_taken_are_right_where_a_later_one_is_abandoned(xp, engin
     if sums is None:
         return
     given = slow_arrays(xp, "f4", 0)
-    for index, each in enumerate(given):
-        sums.buckets.fill(index, [each])
+    fill(sums, given)
     assert sums(True)
-    for index, each in enumerate(given):
-        sums.buckets.take(index, [each], None)
+    take(sums, given)
     if place()[0] == 0:
-        sums.buckets.fill(0, [xp.ones(SHAPES[0], "f4")])
+        fill(sums, [xp.ones(SHAPES[0], "f4")])
         sums.move_on(1)
         sums.close()
     check_on_all_ranks(problems_of(xp, given, expected("f4", 0)))

@@ -95,8 +95,8 @@ rank, kind = mpidist.rank(), cupy.zeros(0, "f4")
 strategy.run(lambda: mpidist.get_replica_context().all_reduce("SUM", cupy.ones(3)))
 engine, signatures = world_communicator().engine(), [(name, numpy.dtype("f4"), (500,)) for name in "abc"]
 plan = engine.early_plan(signatures, "sum", kind)
-sums = engine.bind_early(plan, 0, ("flags", numpy.dtype("f4"), (1,)), 1, kind)
-given = [cupy.full(500, rank + 1, "f4") for _ in plan.buckets]
+sums = engine.bind_early(plan, 0, ("flags", numpy.dtype("f4"), (1,)), 1)
+given = [cupy.full(500, rank + 1, "f4") for _ in sums.plan.buckets]
 for _ in range(int(sys.argv[1])):
     for index, each in enumerate(given):
         sums.buckets.fill(index, [each])

@@ -12,6 +12,7 @@ import numpy
 import pytest
 
 import mpidist
+from mpidist.collectives.engine import Engine
 from mpidist.collectives.ways.device_ways import DeviceWays
 from mpidist.device.memory import memory_of
 from mpidist.world import world_communicator
@@ -332,6 +333,18 @@ def test_the_host_waits_for_a_staged_sum_before_its_memory_is_written_again(xp):
         ways.to_device(memory_of(after), numpy.full(5000, -7.0), after, Patient())
     totals = [size * (size + 1) / 2 + size * turn for turn in range(40)]
     check_on_all_ranks(problems_of(xp, found, [numpy.full(5000, total) for total in totals]))
+
+
+@pytest.mark.gpu(only=True)
+def test_a_rank_stages_arrays_on_one_gpu_after_another(xp):
+    engine, (rank, size), problems = Engine(world_communicator(), algorithm="staged"), place(), []
+    for turn in range(4):
+        with xp.cuda.Device((rank + turn) % xp.cuda.runtime.getDeviceCount()):
+            given = xp.zeros(5000 + turn, "f4")
+            slowly(xp, given, rank + turn)
+            total = size * (size - 1) // 2 + size * turn
+            problems.append(problems_of(xp, engine([given]), [numpy.full(5000 + turn, total, "f4")]))
+    check_on_all_ranks("".join(problems))
 
 
 @pytest.mark.gpu(only=True)

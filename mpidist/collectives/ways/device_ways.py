@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -40,8 +41,10 @@ class DeviceWays:
         self._links: dict[DeviceMemory, Link | str] = {}
         self._further: dict[tuple[DeviceMemory, int], Link] = {}
         # Of the whole world and of its groups, in the order in which they were made, which is alike on all their ranks.
-        self._open: list[Link] = [] if whole is None else whole._open
+        self._open: dict[Link, None] = {} if whole is None else whole._open
         self._host = numpy.empty(0, numpy.uint8)
+        #: ``reads(memory)``: the stream of what is staged, of which each call waits for all that it has begun.
+        self.reads: Callable[[Any], OwnStream] = cache(lambda memory: memory.own_stream())
         #: Whether the copies from the host memory have left it.
         self.written: Arrived = lambda: True  # nothing was begun
 
@@ -64,7 +67,7 @@ class DeviceWays:
         if memory not in self._links:
             made = self._links[memory] = memory.link(self._ranks.transport, watch)
             if not isinstance(made, str):
-                self._open.append(made)
+                self._open[made] = None
         answer = self._links[memory]
         if not isinstance(answer, str):
             return answer
@@ -92,18 +95,18 @@ class DeviceWays:
             if isinstance(link, str):
                 raise TransportError(f"{self._ranks.control.own_name}: a second link could not be made: {link}")
             self._further[memory, channel] = link
-            self._open.append(link)
+            self._open[link] = None
         return self._further[memory, channel]
 
     def close_at(self, memory: DeviceMemory, channel: int) -> None:
-        """Give back the link of a channel, if there is one; its work is awaited.
+        """Give back the link of a channel, if there is one; what all ranks have begun is awaited.
 
-        Collective: every rank calls it in the same order.
+        Collective: every rank calls it in the same order; one that has abandoned its work by itself.
         """
         link = self._further.pop((memory, channel), None)
         if link is not None:
-            self._open.remove(link)
             link.close(in_order=True)
+            self._open.pop(link, None)  # unless the world has been closed
 
     def links(self) -> list[Link | str]:
         """Return what is known of the devices' own collectives, or why there are none.  Local."""
@@ -112,7 +115,7 @@ class DeviceWays:
     def close(self) -> None:
         """Give back what the devices' own collectives of a world and its groups hold, on all ranks.  Local."""
         while self._open:
-            self._open.pop().close(in_order=True)
+            self._open.popitem()[0].close(in_order=True)
         self._links.clear()
         self._further.clear()
 
@@ -162,7 +165,6 @@ class DeviceReplay:
         self._ways, self._ranks, self._memory = ways, ranks, memory
         self._op, self._dtype = op, dtype
         self._way, _, self._host_algorithm = algorithm.partition(":")
-        self._reads: OwnStream | None = None
         self._host_reductions: dict[int, BucketReduction] = {}
 
     def __call__(self, watch: Watch, buffer: Any) -> None:
@@ -179,9 +181,7 @@ class DeviceReplay:
         host = ways.host_buffer(memory, flat.size, self._dtype, watch)
         spans = segments(flat.size, _PIECE_BYTES // self._dtype.itemsize)
         arrivals: list[Arrived] = []
-        if self._reads is None:
-            self._reads = memory.own_stream()
-        self._reads.begin(
+        ways.reads(memory).begin(
             lambda: arrivals.extend(memory.read(flat[start:stop], host[start:stop]) for start, stop in spans)
         )
         for (start, stop), arrived in zip(spans, arrivals, strict=True):

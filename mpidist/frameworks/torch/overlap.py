@@ -18,8 +18,8 @@ from weakref import WeakMethod, finalize
 
 import torch
 
+from mpidist.collectives.early_buckets import EarlyPlan
 from mpidist.collectives.early_sums import EarlySums
-from mpidist.collectives.reductions.plan import Plan
 from mpidist.errors import listed
 from mpidist.frameworks.replicas import Replicas
 from mpidist.frameworks.torch import cuda
@@ -105,13 +105,13 @@ class StepTimes:
         return any(len(each) < _STEPS_TIMED for each in self._steps)
 
 
-def planned(replicas: Replicas, gradients: GradientList, op: str) -> Plan | None:
+def planned(replicas: Replicas, gradients: GradientList, op: str) -> EarlyPlan | None:
     """Return the buckets of gradients, in reverse order; None where their sums cannot begin early here.  Local."""
     engine = replicas.engine()
     return None if engine is None else engine.early_plan(gradients.signatures[::-1], op, gradients.kind)
 
 
-def bound_early(replicas: Replicas, gradients: GradientList, plan: Plan, number: int) -> EarlySums | None:
+def bound_early(replicas: Replicas, gradients: GradientList, early: EarlyPlan, number: int) -> EarlySums | None:
     """Return the early sums of gradients; None where they cannot be for now.  Local.
 
     `number`, the list's, is the same on all replicas.  MemoryError where the device has too little.
@@ -120,7 +120,7 @@ def bound_early(replicas: Replicas, gradients: GradientList, plan: Plan, number:
     assert engine is not None  # the plan is from it
     with gradients.in_order():
         told = _TOLD + gradients.tell().size
-        return engine.bind_early(plan, number, gradients.flags_signature, told, gradients.kind)
+        return engine.bind_early(early, number, gradients.flags_signature, told)
 
 
 class Overlap:
@@ -179,7 +179,7 @@ class Overlap:
         self._come.add(key)
         self._lacking[self._bucket_of[key]] -= 1
         with self.gradients.in_order():
-            self._sums.buckets.enter()
+            self._sums.enter(())
             while self._copied < len(self._lacking) and not self._lacking[self._copied] and not self._is_spoiled:
                 self._copy()
             if self._copied and not self._is_spoiled:

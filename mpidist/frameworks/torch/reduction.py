@@ -24,8 +24,8 @@ from weakref import WeakMethod, WeakSet
 import numpy
 import torch
 
+from mpidist.collectives.early_buckets import EarlyPlan
 from mpidist.collectives.early_sums import EarlySums
-from mpidist.collectives.reductions.plan import Plan
 from mpidist.compression import Compression
 from mpidist.errors import CollectiveMismatchError, listed, quoted
 from mpidist.frameworks.replicas import Replicas
@@ -136,7 +136,7 @@ class GradientReduction:
         self._crossed = crossing.count()
         self._number = replicas.next_number()
         self._may_overlap = overlap != "none"
-        self._planned: tuple[Any, Plan | None] = None, None
+        self._planned: tuple[Any, EarlyPlan | None] = None, None
         self._refusals = 0
         self._early: EarlySums | None = None  # of the plan, until all ranks have agreed
         self.overlap: Overlap | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from weakref import ref
 
 import numpy
 import pytest
@@ -11,6 +12,7 @@ from mpidist.collectives import early_sums
 from mpidist.collectives.engine import Engine
 from mpidist.errors import RemoteReplicaError
 from mpidist.testing import run_ranks
+from mpidist.testing.device import PretendedStream, on_device, pretended_device
 from mpidist.world import world_communicator
 
 SIGNATURES = [("a", numpy.dtype("f4"), (5, 8)), ("b", numpy.dtype("f4"), (30,)), ("c", numpy.dtype("f8"), (17,))]
@@ -23,11 +25,11 @@ def short_buckets(monkeypatch):
     monkeypatch.setattr(early_sums, "_LEAST_BUCKET_BYTES", 64)
 
 
-def bound(ranks, number=0, flags=2):
+def bound(ranks, number=0, flags=2, kind=None):
     engine = ranks.engine()
-    plan = engine.early_plan(SIGNATURES, "sum")
-    assert [bucket.elements for bucket in plan.buckets] == LENGTHS
-    return engine.bind_early(plan, number, ("flags", numpy.dtype("f4"), (flags,)), flags)
+    early = engine.early_plan(SIGNATURES, "sum", kind)
+    assert [bucket.elements for bucket in early.plan.buckets] == LENGTHS
+    return engine.bind_early(early, number, ("flags", numpy.dtype("f4"), (flags,)), flags)
 
 
 def fill(sums, rank, step):
@@ -154,6 +156,33 @@ def test_a_berth_is_free_again_unless_something_is_under_way_in_it():
         ranks.barrier()
 
     run_ranks(2, job, hosts=["a", "b"])
+
+
+def test_a_device_s_sum_that_is_broken_off_keeps_its_bucket_until_it_has_ended_and_no_link(monkeypatch):
+    ended = []
+    monkeypatch.setattr(PretendedStream, "arrival", lambda stream: lambda: bool(ended))
+
+    def job():
+        ranks, kind = world_communicator(), on_device(numpy.zeros(0, "f4"))
+        ranks.engine()([on_device(numpy.ones(3))])
+        sums = bound(ranks, 0, kind=kind)
+        assert not sums(False)
+        buckets = [ref(each) for each in sums.buckets._buffers]
+        assert len(ranks.devices._open) == 2
+        if ranks.rank == 0:
+            sums.move_on(1)
+            del sums
+            gc.collect()
+            assert list(ranks.devices._open) == ranks.devices.links()
+            for is_kept in (True, False):
+                bound(ranks, 1, kind=kind)
+                gc.collect()
+                assert [each() is not None for each in buckets] == [is_kept, False, False]
+                ended.append(True)
+        ranks.barrier()
+
+    with pretended_device(""):
+        run_ranks(2, job)
 
 
 def test_where_nothing_is_begun_early(monkeypatch):
