@@ -157,10 +157,14 @@ class DeviceBuckets:
         """Begin the sum of a bucket behind the current stream's work."""
         if self._link is None:
             return None
-        if self._link.left is None:
-            self._link.left = self._stream.arrival()
-        self._stream.begin(partial(self._link.reduce, self._buffers[index], self._op, self._watch))
+        self._stream.begin(partial(self._reduce, self._link, self._buffers[index]))
         return _ByDevice(self._buffers[index], self._stream.arrival(), self._disconnect)
+
+    def _reduce(self, link: Link, buffer: Any) -> None:
+        """Do so in the stream, which is behind what all ranks have begun: the sums of a list before this one, too."""
+        if link.left is None:
+            link.left = self._stream.arrival()
+        link.reduce(buffer, self._op, self._watch)
 
     def take(self, index: int, arrays: Sequence[Any], scale: float | None) -> None:
         """Copy what is in a bucket into arrays, none of which is left out, multiplied."""

@@ -184,15 +184,24 @@ def test_a_rank_that_waits_for_its_device_in_the_pass(xp, engine):
     sums.end()
 
 
-def test_sums_that_were_taken_are_right_where_a_later_one_is_abandoned(xp, engine):
-    """Rank 0 drops its list with a sum under way that nobody else begins, while others are still busy."""
-    sums = bound(xp, engine, "f4")
+@pytest.mark.parametrize("is_of_another_list", [False, True])
+def test_sums_that_were_taken_are_right_where_a_later_one_is_abandoned(xp, engine, is_of_another_list):
+    """Rank 0 drops its list with a sum under way that nobody else begins, while others are still busy.
+
+    Its berth is lost, and the other case has another.
+    """
+    number = int(is_of_another_list)
+    sums = bound(xp, engine, "f4", number)
     if sums is None:
         return
     given = slow_arrays(xp, "f4", 0)
     fill(sums, given)
     assert sums(True)
     take(sums, given)
+    if is_of_another_list:  # by the same link
+        sums.close()
+        sums = bound(xp, engine, "f4", number)
+        assert not sums(False)
     if place()[0] == 0:
         fill(sums, [xp.ones(SHAPES[0], "f4")])
         sums.move_on(1)
