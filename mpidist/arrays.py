@@ -166,12 +166,12 @@ def to_array(value: Any) -> Any:
         if not hasattr(value, "__array__"):
             return np.from_dlpack(value)
     if isinstance(value, (list, tuple)):
-        for each in value:
-            if hasattr(plain(each), "__cuda_array_interface__"):
-                raise TypeError(
-                    f"expected one array, got a {type(value).__name__} with a {type(each).__module__}."
-                    f"{type(each).__name__} in GPU memory; make one array there, as by cupy.stack"
-                )
+        kind = next((type(each) for each in value if hasattr(plain(each), "__cuda_array_interface__")), None)
+        if kind is not None:
+            raise TypeError(
+                f"expected one array, got a {type(value).__name__} with a {kind.__module__}.{kind.__name__} in GPU "
+                "memory; make one array there, as by cupy.stack"
+            )
     return np.asarray(value)
 
 

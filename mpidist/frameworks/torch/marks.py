@@ -178,7 +178,7 @@ class _Aside:
     def marks(self) -> list[_Mark]:
         """Return the marks; waits for the device."""
         values = self._values
-        parts = [*torch.split(cuda.awaited(values).cpu(), self._lengths)] if isinstance(values, torch.Tensor) else values
+        parts = values if isinstance(values, list) else torch.split(cuda.awaited(values).cpu(), self._lengths)
         found = zip(self._parameters, self._marks, parts, strict=True)
         return [(parameter, *mark, bytes_of(cuda.awaited(each).cpu()).tobytes()) for parameter, mark, each in found]
 
