@@ -151,8 +151,8 @@ def to_array(value: Any) -> Any:
     (``__cuda_array_interface__``, DLPack) becomes a CuPy array without a copy; anything else, Python numbers and lists
     included, a NumPy array, without a copy where NumPy can do without.  What a library computes later (JAX) is waited
     for.  Of a tensor that needs a gradient (PyTorch) it is the numbers, as of ``tensor.detach()``.  A value in device
-    memory without CuPy is a MissingDependencyError; an array that means more than its numbers is a TypeError, see
-    `plain`.
+    memory without CuPy is a MissingDependencyError; a list of several, and an array that means more than its numbers,
+    see `plain`, is a TypeError.
     """
     if is_known(value):
         return plain(value)
@@ -166,8 +166,12 @@ def to_array(value: Any) -> Any:
         if not hasattr(value, "__array__"):
             return np.from_dlpack(value)
     if isinstance(value, (list, tuple)):
-        for each in value:
-            plain(each)
+        kind = next((type(each) for each in value if hasattr(plain(each), "__cuda_array_interface__")), None)
+        if kind is not None:
+            raise TypeError(
+                f"expected one array, got a {type(value).__name__} with a {kind.__module__}.{kind.__name__} in GPU "
+                "memory; make one array there, as by cupy.stack"
+            )
     return np.asarray(value)
 
 

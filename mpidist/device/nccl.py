@@ -422,10 +422,9 @@ def _facts() -> dict[str, Any]:
         import cupy
         from cupy.cuda import nccl
 
+        facts["card"], facts["seen"] = asdict(current_card(cupy)), places_without_choice(cupy)
         facts["version"] = nccl.get_version()
-        facts["card"] = asdict(current_card(cupy))
         facts["problem"] = sharing_problem(facts["version"])
-        facts["seen"] = places_without_choice(cupy)
     except (ImportError, AttributeError, OSError, RuntimeError) as error:  # without NCCL CuPy's module is an empty one
         facts["why"] = f"NCCL cannot be used ({type(error).__name__}: {error})"
     return facts

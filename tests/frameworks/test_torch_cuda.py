@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 import mpidist
 import mpidist.torch
 from mpidist.collectives.reductions.plan_cache import Bindings
-from mpidist.errors import CollectiveMismatchError, MissingDependencyError, UnsupportedDtypeError
+from mpidist.errors import CollectiveMismatchError, MissingDependencyError, RankFailedError, UnsupportedDtypeError
 from mpidist.frameworks.torch import cuda, tensors
 from mpidist.testing.device import pretended_device
 from mpidist.world import world_communicator
@@ -64,6 +68,57 @@ def test_an_optimizer_s_steps_are_those_of_one_process_and_nobody_waits_for_the_
         made = device.arrays
         step(model, optimizer, batches(1, 12)[0])
         assert device.arrays - made <= 4  # those of gradients that lie elsewhere than in the last step
+
+
+def sparse_step(model, optimizer):
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    of_table = mpidist.torch.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1))
+    table(torch.tensor([1, 2])).sum().backward()
+    of_table.step()
+
+
+def closed_step(model, optimizer):
+    def closure():
+        optimizer.zero_grad()
+        loss = model(batches(1, 12)[0][0]).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def zeroed_step(model, optimizer):
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=False)
+        model(batches(1, 12)[0][0]).square().mean().backward()
+        optimizer.step()
+
+
+READING = {
+    "compared": (1, lambda model, optimizer: step(model, optimizer, batches(1, 12)[0])),
+    "zeroed": (0, zeroed_step),
+    "closure": (0, closed_step),
+    "sparse": (0, sparse_step),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("every", "read"), READING.values(), ids=READING)
+def test_the_host_reads_nothing_before_a_wait_that_meets_the_end_of_others(device, monkeypatch, every, read):
+    """Only where NCCL is: it may wait for a rank for ever, and PyTorch with it."""
+    foreign = ModuleType("foreign")
+    monkeypatch.setitem(sys.modules, "mpidist.device.foreign", foreign)
+    monkeypatch.setattr(mpidist.device, "foreign", foreign, raising=False)
+    foreign.wait = Mock(side_effect=RankFailedError("as of a rank that is gone", 1))
+    model = tanh_model()
+    optimizer = mpidist.torch.DistributedOptimizer(sgd(model.parameters()), check_every=every)
+    read(model, optimizer)
+    assert not foreign.wait.called
+    monkeypatch.setattr(cuda, "open_links", [SimpleNamespace(is_done=lambda: True)])
+    before = device.copies
+    with pytest.raises(RankFailedError, match="as of a rank that is gone"):
+        read(model, optimizer)
+    assert device.copies == before
 
 
 def test_parameters_are_compared_with_one_copy(device):

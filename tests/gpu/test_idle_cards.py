@@ -18,9 +18,12 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("has_nccl", [True, False])
 @pytest.mark.parametrize("is_chosen", [False, True])
-def test_ranks_on_the_first_gpu_by_nobodys_choice_are_told_of_idle_ones(xp, caplog, monkeypatch, is_chosen):
+def test_ranks_on_the_first_gpu_by_nobodys_choice_are_told_of_idle_ones(xp, caplog, monkeypatch, is_chosen, has_nccl):
     """In a world of their own, as in a process that has no strategy; on one machine."""
+    if not has_nccl:  # as with CuPy's wheel alone
+        monkeypatch.delattr(xp.cuda.nccl, "get_version")
     mpi = pytest.importorskip("mpi4py.MPI")
     rank, size = place()
     monkeypatch.setattr(cards, "_taken", set())

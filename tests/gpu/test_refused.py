@@ -82,6 +82,15 @@ def test_arrays_of_the_host_and_of_the_card_in_one_list(xp, call):
 
 
 @pytest.mark.gpu(only=True)
+@pytest.mark.parametrize("verb", ["all_gather", "reduce_scatter", "all_to_all", "send"])
+def test_a_list_where_one_array_is_moved(xp, verb):
+    rank, size = place()
+    to = ((rank + 1) % (size + 1),) if verb == "send" else ()
+    text = raised(TypeError, lambda: getattr(mpidist, verb)([numpy.ones(size), xp.ones(size)], *to))
+    check_on_all_ranks(("cupy.ndarray" in text and "cupy.stack" in text) or f"raised: {text!r}")
+
+
+@pytest.mark.gpu(only=True)
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("count", [3, 500_000])
 @pytest.mark.parametrize("call", ["all_reduce", "list", "broadcast", "all_gather", "reduce_scatter", "all_to_all"])

@@ -223,6 +223,11 @@ def test_a_list_of_masked_arrays_does_not_lose_their_masks(kind):
     assert arrays.to_array(kind([np.ones(2), masked.data])).tolist() == [[1, 1], [1, 2]]
 
 
+def test_a_list_with_an_array_in_gpu_memory_is_refused_with_its_kind():
+    with pytest.raises(TypeError, match=r"got a list with a .*Exporter in GPU memory; .* cupy\.stack"):
+        arrays.to_array([np.ones(2), exporter(__cuda_array_interface__={})])
+
+
 @pytest.mark.parametrize(
     ("dtype", "target", "keeps"),
     [

@@ -67,7 +67,7 @@ class SyncBatchNorm(_BatchNorm):
             return float(self.momentum)
         if self.num_batches_tracked is None:  # there are none
             return 0.0
-        return 1.0 / max(1.0, float(self.num_batches_tracked))
+        return 1.0 / max(1.0, float(cuda.awaited(self.num_batches_tracked)))
 
     def _track(self, statistics: _Statistics) -> None:
         """Move the running statistics."""

@@ -160,7 +160,7 @@ class StepComparison:
         is_first, differing = not self._is_in_doubt, self._differing()
         self._is_in_doubt = bool(differing)
         if differing:
-            finite = bytes(bool(_wide(each.detach()).isfinite().all()) for _, each, _ in differing)
+            finite = bytes(bool(_wide(cuda.awaited(each).detach()).isfinite().all()) for _, each, _ in differing)
             # what is no number on one rank is none on all behind the step
             if len({*self._replicas.communicator.exchange(finite, "parameters that are finite")}) > 1 or not is_first:
                 self.settle()
@@ -192,7 +192,7 @@ class StepComparison:
         expected = Counter(sums).most_common(1)[0][0]
         root = sums.index(expected)
         with torch.no_grad():
-            own = tensor.detach().cpu().resolve_conj().resolve_neg()
+            own = cuda.awaited(tensor).detach().cpu().resolve_conj().resolve_neg()
             theirs = own.clone(memory_format=torch.contiguous_format)
             self._replicas.communicator.broadcast(bytes_of(theirs), root)
             apart, room = _apart(own, theirs)
@@ -229,7 +229,7 @@ def _sums_of(tensors: Sequence[torch.Tensor]) -> list[int]:
         there = [number for number, each in enumerate(tensors) if cuda.has(each)]
         near = tensors[there[0]].device if there else None
         if there:
-            together = torch.cat([columns[number].to(near) for number in there]).cpu()
+            together = cuda.awaited(torch.cat([columns[number].to(near) for number in there])).cpu()
             for number, part in zip(there, together.split([len(columns[number]) for number in there]), strict=True):
                 columns[number] = part
     return [crc32(bytes_of(each.cpu())) for each in columns]
@@ -309,7 +309,7 @@ def _is_fixed(value: Any) -> bool:
 def _told(value: Any) -> str:
     """Return a value as it is compared: equal numbers alike, whatever has them; objects of other kinds not at all."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().resolve_conj().resolve_neg()
+        value = cuda.awaited(value).detach().cpu().resolve_conj().resolve_neg()
         value = (
             value.item() if value.numel() == 1 else value.double().tolist() if value.numel() <= 64 else bytes_of(value)
         )

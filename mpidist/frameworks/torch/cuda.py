@@ -1,6 +1,6 @@
 """CUDA tensors: arrays that share their memory, and the stream on which PyTorch computes them.  All Local.
 
-Nothing here waits for the device.
+Nothing here but `awaited` waits for the device.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import torch
 
+from mpidist.device.waiting import broken_links, open_links
 from mpidist.errors import MissingDependencyError
 
 
@@ -63,6 +64,19 @@ def in_order_of(tensor: torch.Tensor) -> AbstractContextManager[None]:
 
     device = tensor.get_device()
     return foreign.on_stream(torch.cuda.current_stream(device).cuda_stream, device)
+
+
+def awaited(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of any kind that the host is about to read, when its device has come so far.
+
+    PyTorch would wait without a look at the other ranks, for whom the device may be waiting; errors as for `wait_for`.
+    """
+    if (open_links or broken_links) and has(tensor):
+        from mpidist.device import foreign
+
+        with in_order_of(tensor):
+            foreign.wait()
+    return tensor
 
 
 def now(tensor: torch.Tensor) -> Any:

@@ -178,9 +178,9 @@ class _Aside:
     def marks(self) -> list[_Mark]:
         """Return the marks; waits for the device."""
         values = self._values
-        parts = list(torch.split(values.cpu(), self._lengths)) if isinstance(values, torch.Tensor) else values
+        parts = values if isinstance(values, list) else torch.split(cuda.awaited(values).cpu(), self._lengths)
         found = zip(self._parameters, self._marks, parts, strict=True)
-        return [(parameter, *mark, bytes_of(each.cpu()).tobytes()) for parameter, mark, each in found]
+        return [(parameter, *mark, bytes_of(cuda.awaited(each).cpu()).tobytes()) for parameter, mark, each in found]
 
 
 def _spread(gradient: torch.Tensor) -> torch.Tensor:
@@ -219,7 +219,7 @@ def _is_left(parameter: torch.Tensor) -> bool:
 def _values(gradient: torch.Tensor) -> bytes:
     """Return a few values that stand for all; waits for the device where they lie on one."""
     if cuda.has(gradient):
-        of_device: bytes = bytes_of(_spread(gradient).cpu()).tobytes()
+        of_device: bytes = bytes_of(cuda.awaited(_spread(gradient)).cpu()).tobytes()
         return of_device
     try:
         array = gradient.numpy()
@@ -232,7 +232,7 @@ def _values(gradient: torch.Tensor) -> bytes:
 
 def has_values(gradient: torch.Tensor) -> bool:
     """Return whether a gradient is not all zeros."""
-    return bool(_strided(gradient).any())
+    return bool(_strided(cuda.awaited(gradient)).any())
 
 
 def _strided(gradient: torch.Tensor) -> Any:

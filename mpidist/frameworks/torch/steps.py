@@ -12,6 +12,7 @@ from weakref import WeakSet, finalize, ref
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from mpidist.frameworks.torch import cuda
 from mpidist.frameworks.torch.reduction import GradientOwner, GradientReduction
 
 #: What is called before and after each step of any optimizer, in order, as long as there is whom it is for.
@@ -125,5 +126,5 @@ class _ReducedClosure:
         if loss is None or isinstance(self._closure, _ReducedClosure):  # of two models, say
             return loss
         is_tensor = isinstance(loss, torch.Tensor)
-        value = reducer.reduced_loss(loss.item() if is_tensor else float(loss))
+        value = reducer.reduced_loss(cuda.awaited(loss).item() if is_tensor else float(loss))
         return torch.tensor(value, dtype=loss.dtype, device=loss.device) if is_tensor else value
