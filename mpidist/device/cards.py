@@ -110,7 +110,7 @@ def idle_hint(cards: Sequence[Card | None], seen: Sequence[Sequence[str]]) -> st
             return (
                 f"ranks {listed(map(str, ranks))} have one GPU, {cards[rank]}, and no rank has {idle} of the {count} "
                 "that they see: where nobody chooses, CUDA takes the first. Make a strategy before the arrays, or call "
-                "mpidist.torch.device() or mpidist.jax.device(), or for CuPy alone "
+                "mpidist.torch.device() or mpidist.jax.device(), or for CuPy alone, and in a thread of your own, "
                 f"cupy.cuda.Device(mpidist.local_rank() % {count}).use()"
             )
     return ""

@@ -103,7 +103,7 @@ class Nccl:
         self.left: Arrived | None = None
         self._event: Any = None  # behind the last calls: NCCL does all of them in one order
         self._connected: set[tuple[str, int]] = set()  # calls that were made, and with whom: NCCL has connected them
-        self._is_connecting = False
+        self._is_beginning = self._is_connecting = False
         self._lock, self._is_closed = threading.RLock(), threading.Event()
         open_links.append(self)
         self.control.at_break.append(self._at_break)
@@ -173,18 +173,18 @@ class Nccl:
         stream = cupy.cuda.get_current_stream()
         begin = partial(self._begin_group, self._communicator, calls, stream.ptr)
         new = {(name, given[-1] if name in _BETWEEN_TWO else 0) for name, *given in calls} - self._connected
+        self._is_beginning = True  # for good if it fails: nobody knows what of it is on its way
         try:
             self._communicator.check_async_error()
-            try:
-                if not new or stream.ptr == cupy.cuda.Stream.ptds.ptr:  # which is another one in each thread
-                    begin()
-                else:
-                    self._is_connecting = True
-                    _watched(begin, watch)()
-            finally:
-                self._event = event_of(stream)
+            if not new or stream.ptr == cupy.cuda.Stream.ptds.ptr:  # which is another one in each thread
+                begin()
+            else:
+                self._is_connecting = True
+                _watched(begin, watch)()
         except nccl.NcclError as error:
             raise self._failed(what, error) from error
+        self._event = event_of(stream)
+        self._is_beginning = False
         self._connected |= new
 
     def _begin_group(self, communicator: Any, calls: Iterable[_Call], stream: int) -> None:
@@ -205,11 +205,17 @@ class Nccl:
         """Return whether all is done that all ranks have begun.  Local; in any thread."""
         from mpidist.device.pinned import has_happened
 
-        if self._is_connecting:
+        if self._is_beginning:
             return False
         if self.left is not None:
             return self.left()
         return self._event is None or has_happened(self._event)
+
+    def _has_ended(self) -> bool:
+        """Return whether all is done, in order: where CUDA itself has failed, it is not.  Local; in any thread."""
+        with suppress(RuntimeError):
+            return self.is_done()
+        return False
 
     def look(self) -> None:
         """Raise if what was begun has failed."""
@@ -258,10 +264,7 @@ class Nccl:
         if in_order and self.left is None:
             communicator.destroy()
             return
-        is_done = False
-        with suppress(RuntimeError):  # CUDA's, where all work has failed
-            is_done = self.is_done()
-        if not is_done:
+        if not self._has_ended():
             broken_links.append(self.name)
         if not self._is_connecting:  # in another thread, under which NCCL would give back what it uses
             communicator.abort()
@@ -288,7 +291,7 @@ class Nccl:
         while not self._is_closed.wait(_LOOK_SECONDS):
             error = self._error()
             since = since or time.monotonic()
-            if error is None or self.is_done():
+            if error is None or self._has_ended():
                 since = 0.0
             elif time.monotonic() - since > _PATIENCE_SECONDS:
                 text = f"{self.control.own_name}: what was begun by {self.name} failed: {_told(error)}"
