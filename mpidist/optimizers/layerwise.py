@@ -67,7 +67,8 @@ class LayerwiseOptimizer(Optimizer):
         if math.isnan(ratio):
             sums = sums_over_parts([step.variable] * 2, sums)
             stays = self._leaves_norms_there and arrays.is_device(parameter)
-            ratio = self.ratio(*map(numpy.sqrt if stays else math.sqrt, sums), others[-1])
+            root: Any = numpy.sqrt if stays else math.sqrt
+            ratio = self.ratio(root(sums[0]), root(sums[1]), others[-1])
             ratio = ratio if stays else float(ratio)
         super().update(parameter, gradient, slots, dataclasses.replace(step, coefficients=(*others, ratio)))
 

@@ -60,7 +60,7 @@ class VariableList:
         require_once(self.variables, "has two gradients in one step; add them, and give their sum")
         self._shapes, self._dtypes = list(map(_shape, variables)), list(map(_dtype, variables))
         self._types = set(map(_array_type, variables))
-        self._there = next((each for each in variables if not issubclass(each.array_type, numpy.ndarray)), None)
+        self._there: Any = next((each for each in variables if not issubclass(each.array_type, numpy.ndarray)), None)
         sizes = zip(self._shapes, self._dtypes, strict=True)
         nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
         self.has_copies = all(variable.one_copy is None for variable in variables)
