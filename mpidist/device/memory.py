@@ -199,8 +199,12 @@ def memory_of(array: Any) -> DeviceMemory | None:
     return _memories.get(kind.name)
 
 
-def kept_empty(shape: Any, dtype: Any, like: Any) -> Any:
-    """Return an array for several calls, in whichever streams, in the memory of another one.  Local."""
-    array = arrays.empty(shape, dtype, like)
+def kept(array: Any) -> Any:
+    """Return an array for several calls, in whichever streams.  Local."""
     memory = memory_of(array)
     return array if memory is None else memory.kept(array)
+
+
+def kept_empty(shape: Any, dtype: Any, like: Any) -> Any:
+    """Return an uninitialised one in the memory of another one.  Local."""
+    return kept(arrays.empty(shape, dtype, like))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from mpidist import arrays
-from mpidist.device.memory import kept_empty
+from mpidist.device.memory import kept, kept_empty
 from mpidist.errors import listed
 from mpidist.optimizers.saved_slots import ACCUMULATED, SavedSlots, accumulated_in, bind_by_name, described
 from mpidist.optimizers.slices import compute_dtype
@@ -52,8 +52,8 @@ class Accumulation:
         if self.micro_step == 0:
             self._names, self._variables, self._is_total = names, list(variables), False
             self._are_sums = are_sums
-            kept = self._sums if len(self._sums) == len(gradients) else [None] * len(gradients)
-            self._sums = [_copied(each, old) for each, old in zip(gradients, kept, strict=True)]
+            before = self._sums if len(self._sums) == len(gradients) else [None] * len(gradients)
+            self._sums = [_copied(each, old) for each, old in zip(gradients, before, strict=True)]
         else:
             self._take_restored(variables)
             self._require_same(names)
@@ -105,7 +105,8 @@ class Accumulation:
         """Take over what `state` gave, with the sums that are `saved_in` it.  Local."""
         self.micro_step = int(state.get("micro_step", 0))
         self._restored = saved
-        self._sums = [numpy.array(array) for each in self._restored for array in each.arrays.values()]
+        found = [array for each in saved for array in each.arrays.values()]
+        self._sums = [numpy.array(arrays.in_memory_of(numpy.empty(0), array)) for array in found]
         self._is_total = True
 
     def _take_restored(self, variables: Sequence[Any]) -> None:
@@ -130,7 +131,7 @@ class Accumulation:
             return
         pairs = list(zip(self._variables, self._sums, strict=True))
         parts = [(variable, numpy.array(variable.own_part(total))) for variable, total in pairs]
-        self._sums = [arrays.in_memory_of(variable.live, part) for variable, part in parts]
+        self._sums = [kept(arrays.in_memory_of(variable.live, part)) for variable, part in parts]
         if not are_sums and self._variables[0].strategy.extended.replica_id != 0:
             for total in self._sums:
                 total[...] = 0
@@ -152,15 +153,15 @@ class Accumulation:
             )
 
 
-def _copied(gradient: Any, kept: Any) -> Any:
-    """Return a copy that can be added to, in the array kept from before if it fits; 16-bit floats in float32."""
+def _copied(gradient: Any, before: Any) -> Any:
+    """Return a copy that can be added to, in the array from before if it fits; 16-bit floats in float32."""
     if isinstance(gradient, IndexedSlices):
         return gradient
     dtype = compute_dtype(gradient.dtype)
-    if not (type(kept) is type(gradient) and kept.shape == gradient.shape and kept.dtype == dtype):
-        kept = kept_empty(gradient.shape, dtype, gradient)
-    kept[...] = gradient
-    return kept
+    if not (type(before) is type(gradient) and before.shape == gradient.shape and before.dtype == dtype):
+        before = kept_empty(gradient.shape, dtype, gradient)
+    before[...] = gradient
+    return before
 
 
 def _plus(total: Any, gradient: Any) -> Any:

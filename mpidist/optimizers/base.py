@@ -307,6 +307,7 @@ class Optimizer(Rule):
         listed = self._lists.of(variables)
         accumulation, updates = self._stages.accumulation, self._updates_of(variables)
         updates.require_updatable(self, variables)
+        listed.enter()
         if accumulation.count > 1:
             whole = accumulation.add(gradients, variables, are_sums=are_sums)
         if whole is not None:

@@ -66,14 +66,17 @@ class LayerwiseOptimizer(Optimizer):
             sums = [total + part for total, part in zip(sums, measured, strict=True)]
         if math.isnan(ratio):
             sums = sums_over_parts([step.variable] * 2, sums)
-            ratio = self._ratio_or_1(numpy.sqrt(sums[0]), numpy.sqrt(sums[1]), others[-1])
+            stays = self._leaves_norms_there and arrays.is_device(parameter)
+            root: Any = numpy.sqrt if stays else math.sqrt
+            ratio = self.ratio(root(sums[0]), root(sums[1]), others[-1])
+            ratio = ratio if stays else float(ratio)
         super().update(parameter, gradient, slots, dataclasses.replace(step, coefficients=(*others, ratio)))
 
-    def _ratio_or_1(self, parameter_norm: Any, step_norm: Any, weight_decay: float) -> Any:
-        """Return the ratio, 1 where a norm is 0; on the device if the norms are there, and the host does not wait."""
-        is_zero = (parameter_norm == 0) | (step_norm == 0)
-        ratio = numpy.where(is_zero, 1.0, self.ratio(parameter_norm, step_norm + is_zero, weight_decay))
-        return ratio if arrays.is_device(ratio) else float(ratio)
+    @property
+    def _leaves_norms_there(self) -> bool:
+        """Whether norms and ratio may lie on a device, for which the host does not wait; users' rules take floats."""
+        family = type(self)
+        return all(each.__module__ == __name__ for each in (family.measure_slice, family.ratio, family.update_slice))
 
     def measure_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
@@ -86,7 +89,10 @@ class LayerwiseOptimizer(Optimizer):
         raise NotImplementedError
 
     def ratio(self, parameter_norm: Any, step_norm: Any, weight_decay: float) -> Any:
-        """Return what the step is scaled by, by operators alone: norms may lie on a device.  None is 0.  Local."""
+        """Return what the step is scaled by; 1 where a norm is 0.  Local.
+
+        Norms are floats; those of LARS and LAMB themselves may lie on a device, and so may what they return.
+        """
         raise NotImplementedError
 
 
@@ -131,7 +137,9 @@ class LARS(LayerwiseOptimizer):
         return _square_sum(parameter, scratch[0]), _square_sum(gradient, scratch[0])
 
     def ratio(self, parameter_norm: Any, step_norm: Any, weight_decay: float) -> Any:
-        return self.trust_coefficient * parameter_norm / (step_norm + weight_decay * parameter_norm)
+        is_zero = (parameter_norm == 0) | (step_norm == 0)
+        lengths = step_norm + weight_decay * parameter_norm + is_zero
+        return numpy.where(is_zero, 1.0, self.trust_coefficient * parameter_norm / lengths)
 
     def update_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]
@@ -203,7 +211,8 @@ class LAMB(LayerwiseOptimizer):
         return _square_sum(parameter, other), _square_sum(step, other)
 
     def ratio(self, parameter_norm: Any, step_norm: Any, weight_decay: float) -> Any:
-        return parameter_norm / step_norm
+        is_zero = (parameter_norm == 0) | (step_norm == 0)
+        return numpy.where(is_zero, 1.0, parameter_norm / (step_norm + is_zero))
 
     def update_slice(
         self, parameter: Any, gradient: Any, slots: list[Any], scratch: list[Any], coefficients: tuple[float, ...]

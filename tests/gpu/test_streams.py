@@ -262,13 +262,22 @@ def test_lists_of_other_addresses_in_two_streams(xp):
     check_on_all_ranks("".join(problems))
 
 
-@pytest.mark.parametrize("make", [mpidist.optimizers.SGD, mpidist.optimizers.Adam], ids=["sgd", "adam"])
-def test_updates_in_two_streams(xp, make):
-    """Each step finds the variables of the step before, which the other stream has made."""
+#: What makes an optimizer, and of variables of 0 what six steps make that have a gradient of 1.
+UPDATES = {
+    "sgd": (lambda: mpidist.optimizers.SGD(0.5), -3.0),
+    "adam": (lambda: mpidist.optimizers.Adam(0.5), -3.0),
+    "accumulated": (lambda: mpidist.optimizers.SGD(0.5, gradient_accumulation_steps=3), -1.0),
+}
+
+
+@pytest.mark.parametrize("kind", UPDATES)
+def test_updates_in_two_streams(xp, kind):
+    """Each step finds the variables and sums of the step before, which the other stream has made."""
+    make, expected = UPDATES[kind]
     rank, size = place()
     with strategy().scope():
         made = [mpidist.Variable(xp.zeros(count, "f8")) for count in (20_000, 3)]
-        optimizer = make(0.5)
+        optimizer = make()
     streams = two_streams(xp)
     for turn in range(6):
         with streams[turn % 2]:
@@ -279,8 +288,29 @@ def test_updates_in_two_streams(xp, make):
             strategy().run(lambda pairs=pairs: optimizer.apply_gradients(pairs))
     with streams[1]:
         values = [each.value * 1 for each in made]
-        problem = problems_of(xp, values, [numpy.full(each.shape, -3.0) for each in made], rtol=1e-5)
+        problem = problems_of(xp, values, [numpy.full(each.shape, expected) for each in made], rtol=1e-5)
     check_on_all_ranks(problem)
+
+
+def test_sums_of_a_state_are_given_back_behind_the_step_that_reads_them(xp):
+    """They are made in one stream, and dropped when the step is begun in the other one."""
+    size, streams, problems = mpidist.size(), two_streams(xp), []
+    for _ in range(4):
+        with streams[0], strategy().scope():
+            variable = mpidist.Variable(xp.zeros(2000))
+            first, second = (mpidist.optimizers.SGD(1.0, gradient_accumulation_steps=3) for _ in range(2))
+        for number, optimizer in enumerate([first, second, second]):
+            with streams[number == 2]:
+                if number == 1:
+                    second.restore(first.state())
+                gradient = xp.zeros(2000)
+                slowly(xp, gradient, 1 / size)
+                pairs = [(gradient, variable)]
+                strategy().run(lambda optimizer=optimizer, pairs=pairs: optimizer.apply_gradients(pairs))
+        second.forget_micro_batches()
+        with streams[1]:
+            problems.append(problem_of(xp, variable.value * 1, numpy.full(2000, -1.0), rtol=1e-12))
+    check_on_all_ranks("".join(problems))
 
 
 def test_a_bound_reduction_is_dropped_while_it_is_under_way(xp):

@@ -60,6 +60,7 @@ class VariableList:
         require_once(self.variables, "has two gradients in one step; add them, and give their sum")
         self._shapes, self._dtypes = list(map(_shape, variables)), list(map(_dtype, variables))
         self._types = set(map(_array_type, variables))
+        self._there: Any = next((each for each in variables if not issubclass(each.array_type, numpy.ndarray)), None)
         sizes = zip(self._shapes, self._dtypes, strict=True)
         nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
         self.has_copies = all(variable.one_copy is None for variable in variables)
@@ -86,6 +87,12 @@ class VariableList:
             and list(map(_shape, gradients)) == self._shapes
             and list(map(_dtype, gradients)) == self._dtypes
         )
+
+    def enter(self) -> None:
+        """Begin a step on them behind the work that was begun before, in whichever stream of a device.  Local."""
+        memory = None if self._there is None else memory_of(self._there.live)
+        if memory is not None:
+            memory.enter([self._there.live])
 
     def decays(self, rule: Rule) -> list[float]:
         """Return the weight decay of each variable: the same object as long as nothing is set anew."""

@@ -277,6 +277,25 @@ def test_a_rule_of_the_users_is_not_called_for_steps_that_are_left_out():
     assert (optimizer.iterations, optimizer.skipped_steps) == (2, 1)
 
 
+class Half(optimizers.LARS):
+    """A user's rule, which has a ratio of its own where a norm is 0, and takes it for a float."""
+
+    def ratio(self, parameter_norm, step_norm, weight_decay):
+        return 0.5 if parameter_norm == 0 or step_norm == 0 else parameter_norm / step_norm
+
+    def update_slice(self, parameter, gradient, slots, scratch, coefficients):
+        assert [type(each) for each in coefficients] == [float] * 3
+        super().update_slice(parameter, gradient, slots, scratch, coefficients)
+
+
+@pytest.mark.parametrize("place", [numpy.array, on_device])
+def test_a_rule_of_the_users_says_what_its_ratio_is_where_a_norm_is_0(place):
+    own = [Variable(place(numpy.array(each))) for each in ([0.0, 0.0], [3.0, 4.0])]
+    optimizer = Half(1.0, 0, weight_decay=0.0)
+    optimizer.apply_gradients([(place(numpy.array([2.0, 0.0])), variable) for variable in own])
+    assert values(own) == [[-1.0, 0.0], [-2.0, 4.0]]
+
+
 def test_what_a_device_cannot_find_is_found_by_the_host(asked):
     """Of a list in which variables lie on the host."""
     mixed, plain = [*variables([0.0]), Variable(numpy.zeros(1))], SGD(1.0, global_clipnorm=5.0)
