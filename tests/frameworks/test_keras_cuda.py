@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -359,6 +360,25 @@ def test_keras_takes_a_gpu_unless_it_was_told_where_to_work(monkeypatch):
 
 
 # -- on a GPU Keras takes the batches of JAX one ahead ----------------------------------------------------------------
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="JAX is given sums when the device has made them")
+def test_numbers_are_read_behind_a_wait_that_meets_the_end_of_others(monkeypatch):
+    """Only where NCCL is: it may wait for a rank for ever, and the host with it."""
+    awaited, variable = [], keras.Variable(numpy.arange(3, dtype="f4"))
+    monkeypatch.setattr(cuda, "awaited", lambda tensor: awaited.append(tensor) or tensor)
+    assert backends.to_numpy(variable).tolist() == [0, 1, 2] and not awaited
+    monkeypatch.setattr(backends, "open_links", ["a link"])
+    for value in (variable, variable.value):
+        assert backends.to_numpy(value).tolist() == [0, 1, 2]
+    assert backends.to_numpy(numpy.ones(2)).tolist() == [1, 1]
+    assert len(awaited) == 2 and all(each is variable.value for each in awaited)
+
+
+def test_the_host_reads_numbers_in_one_place():
+    package = Path(backends.__file__).parent
+    others = [path.name for path in package.glob("*.py") if "convert_to_numpy" in path.read_text()]
+    assert others == ["backends.py"]
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ import importlib
 from typing import Any
 
 import keras
+import numpy
 
+from mpidist.device.waiting import broken_links, open_links
 from mpidist.packages import pip_install
 
 #: Backend -> the module that has its seam.
@@ -22,10 +24,22 @@ def seam() -> Any:
     Each has ``reduced(replica, gradients, is_weighted)``, ``is_concrete(value)``, ``own_dropout(thread)``,
     ``buffers(model)``, ``share_buffers(replica, model)``, of a function ``value_and_grad(fn)`` and
     ``without_gradients(fn)``, and, of a model, its replica and the name of a method that it is put over, ``step`` and
-    ``make_function``.  For `own_device` each has ``use_gpu(number)``, ``places_of(tensors)``, ``reduced_on_gpu(replica,
-    op, tensors)``, the adapter's module ``cuda``, and words for messages.
+    ``make_function``; and ``awaited(value)``, for `to_numpy`. For `own_device` each has ``use_gpu(number)``,
+    ``places_of(tensors)``, ``reduced_on_gpu(replica, op, tensors)``, the adapter's module ``cuda``, and words for
+    messages.
     """
     return importlib.import_module(SEAMS[keras.backend.backend()])
+
+
+def to_numpy(value: Any) -> numpy.ndarray:
+    """Return the numbers of a tensor or a variable, when the rank's GPU has made them; errors as for `wait_for`.
+
+    Local.
+    """
+    if open_links or broken_links:  # Keras would wait without a look at the ranks for whom the GPU may be waiting
+        value = seam().awaited(value)
+    found: numpy.ndarray = keras.ops.convert_to_numpy(value)
+    return found
 
 
 def version() -> tuple[int, ...]:

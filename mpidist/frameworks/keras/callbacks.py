@@ -9,6 +9,7 @@ import keras
 import numpy
 
 from mpidist.frameworks.keras import facts, metrics
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import learning_rates, optimizers_of, state_of, synchronize
 from mpidist.training.callbacks.base import Callback as TrainerCallback
@@ -93,7 +94,7 @@ class _Agreed(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         rates = [rate for optimizer in optimizers_of(self.model) for rate in learning_rates(optimizer)]
-        values = self._replica.from_chief([keras.ops.convert_to_numpy(each) for each in rates])
+        values = self._replica.from_chief([to_numpy(each) for each in rates])
         for rate, value in zip(rates, values, strict=True):
             rate.assign(value)
 

@@ -10,6 +10,7 @@ import keras
 import numpy
 
 from mpidist.collectives.mismatch import fact
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.variables import learning_rates, optimizers_of
 from mpidist.input.agreement import Facts, checksum
@@ -81,7 +82,7 @@ def compare_weights(replica: ModelReplica, variables: Sequence[tuple[str, Any]],
     """
     facts: Facts = []
     for place, (name, variable) in enumerate(variables):
-        array = numpy.ascontiguousarray(keras.ops.convert_to_numpy(variable))  # of one axis at least
+        array = numpy.ascontiguousarray(to_numpy(variable))  # of one axis at least
         shown = checksum(array.view("uint8"), max(_MOST_BYTES // len(variables), 64))
         facts.append(fact(f"variable {place} {_without_numbers(name)}", f"{shown:#010x}"))
     replica.replicas.check(what, facts)
@@ -91,7 +92,7 @@ def rates(model: keras.Model) -> dict[str, str]:
     """Return the learning rates of a model's optimizers, as settings for `compare_arrays`.  Local."""
     pairs = [(each, rate) for each in optimizers_of(model) for rate in learning_rates(each)]
     return {
-        f"learning rate {place} ({type(optimizer).__name__})": str(keras.ops.convert_to_numpy(rate)[()])
+        f"learning rate {place} ({type(optimizer).__name__})": str(to_numpy(rate)[()])
         for place, (optimizer, rate) in enumerate(pairs)
     }
 

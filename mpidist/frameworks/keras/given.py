@@ -10,6 +10,7 @@ import numpy
 
 from mpidist.collectives.mismatch import fact
 from mpidist.frameworks.keras import facts
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.inputs import ArrayBatches, DatasetInput, KerasBatches, PartAdapter, rows_of
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.input.dataset import Dataset
@@ -83,7 +84,7 @@ def _on_host(leaf: Any) -> numpy.ndarray:
             f"a distributed Keras model takes dense arrays, got a {type(leaf).__module__}.{type(leaf).__name__}; pass "
             "a dense array, or a keras.utils.PyDataset that makes dense batches"
         )
-    return keras.ops.convert_to_numpy(leaf) if hasattr(leaf, "device") else numpy.asarray(leaf)
+    return to_numpy(leaf) if hasattr(leaf, "device") else numpy.asarray(leaf)
 
 
 def split(arrays: tuple[Any, Any, Any], validation_split: float) -> tuple[Any, Any]:

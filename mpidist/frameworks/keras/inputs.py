@@ -26,6 +26,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from mpidist.arrays import as_host
 from mpidist.frameworks.keras import backends, facts
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.replica import ModelReplica
 from mpidist.frameworks.keras.shares import BatchShare
 from mpidist.input.dataset import Dataset
@@ -156,7 +157,7 @@ class ArrayBatches(PartAdapter):
         if not self._is_shuffled:
             return None
         numbers = keras.tree.flatten(list(drawn))  # on every rank: generators that are alike remain so
-        order = numpy.concatenate([keras.ops.convert_to_numpy(each) for each in numbers], dtype="int64")
+        order = numpy.concatenate([to_numpy(each) for each in numbers], dtype="int64")
         return self._replica.from_chief([order])[0]
 
 
@@ -238,7 +239,7 @@ class KerasBatches(PartAdapter):
             count += 1
             leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
             rows = rows_of(leaves)
-            facts.compare_batch(self._replica, rows, [keras.ops.convert_to_numpy(leaf) for leaf in leaves])
+            facts.compare_batch(self._replica, rows, [to_numpy(leaf) for leaf in leaves])
             share = BatchShare.of(rows, self._replica.number, self._replica.count)
             yield share, cut(batch, share)
         facts.compare_ends(self._replica, count)

@@ -9,6 +9,7 @@ import keras
 import numpy
 
 from mpidist.frameworks.keras import metrics
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.classes import is_of_keras
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.training.metrics import Metric
@@ -24,7 +25,7 @@ class KeptMetric(Metric):
     def __init__(self, name: str, metric: keras.metrics.Metric, output: str) -> None:
         super().__init__(name)
         self._metric, self._output = metric, output
-        self._zeros = [keras.ops.convert_to_numpy(each) for each in metric.variables]
+        self._zeros = [to_numpy(each) for each in metric.variables]
         if any(zeros.any() for zeros in self._zeros):
             raise NotImplementedError(
                 f"metric {name!r} begins with other numbers than zeros, and so is no sum over rows"
@@ -43,12 +44,12 @@ class KeptMetric(Metric):
         with put_over(metrics.functions_of_rows([self._metric])):
             found = self._metric.stateless_update_state(sums, *args)
         for place, value in enumerate(found):
-            self.sums[str(place)] += keras.ops.convert_to_numpy(value)
+            self.sums[str(place)] += to_numpy(value)
 
     def compute(self, sums: Sums) -> float:
         """Return what Keras makes of the sums.  Local."""
         values = [sums[str(place)].astype(zeros.dtype) for place, zeros in enumerate(self._zeros)]
-        return float(keras.ops.convert_to_numpy(self._metric.stateless_result(self._tensors(values))))
+        return float(to_numpy(self._metric.stateless_result(self._tensors(values))))
 
     def _tensors(self, values: list[numpy.ndarray]) -> list[Any]:
         return [keras.ops.convert_to_tensor(value) for value in values]

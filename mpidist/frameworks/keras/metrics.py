@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy
 
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.classes import is_of_keras
 from mpidist.frameworks.keras.own_methods import put_over
 from mpidist.frameworks.keras.replica import ModelReplica
@@ -35,7 +36,7 @@ def results(replica: ModelReplica, variables: Sequence[Any], values: Sequence[An
 
     `values`: of the variables, on this replica.
     """
-    own = [keras.ops.convert_to_numpy(value) for value in values]
+    own = [to_numpy(value) for value in values]
     totals = over_replicas(replica, variables, own)
     found = with_values(variables, totals, compute)
     replica.last_results = found, with_values(variables, own, compute)
@@ -212,7 +213,7 @@ def require_zeros(model: keras.Model, count: int) -> None:
     """
     for _, variables in _own_sums(_every(model), count):
         for variable in variables:
-            if keras.ops.convert_to_numpy(variable).any():
+            if to_numpy(variable).any():
                 raise NotImplementedError(
                     f"the metric variable {variable.path!r} begins with other numbers than zeros, which would count "
                     f"{count} times: the variables of metrics are added up. {_ADVICE}"
@@ -346,11 +347,11 @@ def no_sums(metric: Any, values: Sequence[Any], args: Sequence[Any], kwargs: dic
 def require_sums(odd: Mapping[str, Any]) -> None:
     """Raise NotImplementedError with what is wrong with the updates of the user's own metrics, if it is.  Local."""
     for what, is_odd in odd.items():
-        if keras.ops.convert_to_numpy(is_odd):
+        if to_numpy(is_odd):
             raise NotImplementedError(what)
 
 
 def number(value: Any) -> Any:
     """Return what a metric says as a float; other results as they are.  Local."""
-    array = keras.ops.convert_to_numpy(value) if not isinstance(value, dict) else value
+    array = to_numpy(value) if not isinstance(value, dict) else value
     return float(array) if not isinstance(array, dict) and array.ndim == 0 else value

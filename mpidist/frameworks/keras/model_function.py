@@ -15,6 +15,7 @@ import numpy
 
 from mpidist.errors import quoted
 from mpidist.frameworks.keras import backends, checks, metrics
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.classes import is_distributed
 from mpidist.frameworks.keras.kept_metrics import kept_metrics
 from mpidist.frameworks.keras.own_optimizer import own_optimizer
@@ -61,7 +62,7 @@ class KerasModelFunction:
         """Return the model of a mode.  Collective where the strategy has several replicas."""
         trained = set(self._trained)
         variables = {
-            name: Variable(keras.ops.convert_to_numpy(each), trainable=place in trained, name=name)
+            name: Variable(to_numpy(each), trainable=place in trained, name=name)
             for place, (name, each) in enumerate(zip(self._names, self._model.variables, strict=True))
         }
         is_trained = mode == ModeKeys.TRAIN
@@ -84,10 +85,10 @@ class KerasModelFunction:
 
     def _evaluate(self, parameters: Mapping[str, Any], features: Any, labels: Any) -> Any:
         loss, predictions = self._evaluated(*self._weights(parameters), features, labels)
-        return metrics.number(loss), {self._output: keras.ops.convert_to_numpy(predictions)}
+        return metrics.number(loss), {self._output: to_numpy(predictions)}
 
     def _predict(self, parameters: Mapping[str, Any], features: Any) -> Any:
-        return {self._output: keras.ops.convert_to_numpy(self._predicted(*self._weights(parameters), features))}
+        return {self._output: to_numpy(self._predicted(*self._weights(parameters), features))}
 
     def _weights(self, parameters: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         """Return the values of weights that are trained, and of others."""

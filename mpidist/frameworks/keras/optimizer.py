@@ -14,6 +14,7 @@ import numpy
 
 from mpidist.errors import CollectiveMismatchError
 from mpidist.frameworks.keras import backends, facts
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.classes import distribute, replica_of, stock
 from mpidist.frameworks.keras.current_step import current_step, in_optimizer
 from mpidist.frameworks.keras.float_range import overflown
@@ -94,7 +95,7 @@ def _reduced_alone(self: Any, replica: ModelReplica, grads: Sequence[Any], value
     rates = [keras.ops.where(is_own, each, 0.0) for each in rates]
     totals = backends.seam().reduced(replica, [*grads, *rates], False)
     for total in totals[len(grads) :]:
-        by_rank = numpy.asarray(keras.ops.convert_to_numpy(total), "float32")
+        by_rank = numpy.asarray(to_numpy(total), "float32")
         differing = numpy.flatnonzero(~numpy.isclose(by_rank, by_rank[0], 0, 0, equal_nan=True))
         if len(differing):
             raise CollectiveMismatchError(

@@ -15,6 +15,7 @@ from keras.src.random import seed_generator
 from keras.src.random.seed_generator import global_seed_generator as seed_generator_of_all
 
 from mpidist.frameworks.keras import backends
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.own_methods import put_over
 
 #: The name of the state of a `keras.random.SeedGenerator`: two numbers, the seed and a counter.
@@ -59,5 +60,5 @@ class _OwnSeeds:
         self._generator, self._number = generator, number
 
     def next(self, ordered: bool = True) -> Any:
-        state = keras.ops.convert_to_numpy(self._generator.next(ordered))
+        state = to_numpy(self._generator.next(ordered))
         return keras.ops.convert_to_tensor(own_seed(state, self._number))

@@ -10,6 +10,7 @@ import numpy
 
 from mpidist.errors import quoted
 from mpidist.frameworks.keras import backends
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.own_methods import kept
 
 #: So many rows are looked at one by one.
@@ -57,7 +58,7 @@ class Trials:
 
     def has_new(self, changes: dict[str, Any]) -> bool:
         """Return whether any variable, by path, has changed where nothing is known of it.  Local."""
-        arrays = {path: keras.ops.convert_to_numpy(change) for path, change in changes.items()}
+        arrays = {path: to_numpy(change) for path, change in changes.items()}
         return any(((array != 0) & ~self._known[path][0]).any() for path, array in arrays.items())
 
     def is_mean(self, path: str) -> Any:
@@ -66,7 +67,7 @@ class Trials:
 
     def note(self, path: str, is_known: Any, is_mean: Any) -> bool:
         """Take note of a trial; return whether it has told another thing than an earlier one.  Local."""
-        is_known, is_mean = keras.ops.convert_to_numpy(is_known), keras.ops.convert_to_numpy(is_mean)
+        is_known, is_mean = to_numpy(is_known), to_numpy(is_mean)
         was_known, was_mean = self._known.get(path, (numpy.zeros_like(is_known), is_mean))
         self._known[path] = was_known | is_known, numpy.where(is_known, is_mean, was_mean)
         self.are_all_sums = all(each.all() and not means.any() for each, means in self._known.values())

@@ -11,6 +11,7 @@ import numpy
 from mpidist import transports
 from mpidist.collectives.communicator import Communicator
 from mpidist.frameworks.keras import backends
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.compile_config import CompileConfig, compile_config_of
 from mpidist.frameworks.keras.own_optimizer import is_scheduled, own_optimizer, settings_of
 from mpidist.frameworks.keras.random_numbers import is_seed
@@ -224,7 +225,7 @@ def models_of(strategy: Any) -> list[Any]:
 
 
 def _array(variable: Any) -> numpy.ndarray:
-    return numpy.asarray(keras.ops.convert_to_numpy(variable))
+    return numpy.asarray(to_numpy(variable))
 
 
 def _differ(value: numpy.ndarray, other: numpy.ndarray | None) -> bool:

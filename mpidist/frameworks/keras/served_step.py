@@ -12,6 +12,7 @@ import numpy
 
 from mpidist.errors import OutOfRangeError
 from mpidist.frameworks.keras import backends, metrics
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.classes import of_keras, replica_of
 from mpidist.frameworks.keras.compile_config import CompileConfig
 from mpidist.frameworks.keras.current_step import step_of
@@ -119,7 +120,7 @@ class _Worker:
                     part.trainable = is_trainable
         for variable in model.variables:
             if on_worker.index and is_seed(variable):
-                state = numpy.asarray(keras.ops.convert_to_numpy(variable))
+                state = numpy.asarray(to_numpy(variable))
                 variable.assign(own_seed(state, on_worker.index))
         self._is_ready = True
 
@@ -142,7 +143,7 @@ class _Worker:
         self._batches_of_epoch += 1
         with own_random_numbers(on_worker.index or 0):
             logs, part = self._together(data) if replica.batches_per_step else (self._alone(data), None)
-        held = [numpy.array(keras.ops.convert_to_numpy(each)) for each in model.metrics_variables]
+        held = [numpy.array(to_numpy(each)) for each in model.metrics_variables]
         logs = {name: _on_host(value) for name, value in metrics.flat(logs).items()}
         return StepResult(self._name, self._batches_of_epoch, held, logs, optimizer.micro_step, part)
 
@@ -192,7 +193,7 @@ def _require_alike(model: Any, own: Sequence[Any], served: Sequence[Any]) -> Non
 
 def on_host(batch: Any) -> Any:
     """Return the nested tensors of a batch as arrays of NumPy.  Local."""
-    return keras.tree.map_structure(lambda leaf: None if leaf is None else keras.ops.convert_to_numpy(leaf), batch)
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else to_numpy(leaf), batch)
 
 
 def trainable_parts(model: keras.Model) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
@@ -204,4 +205,4 @@ def trainable_parts(model: keras.Model) -> tuple[tuple[bool, ...], tuple[bool, .
 
 def _on_host(value: Any) -> Any:
     found = metrics.number(value)
-    return numpy.array(keras.ops.convert_to_numpy(found)) if keras.ops.is_tensor(found) else found
+    return numpy.array(to_numpy(found)) if keras.ops.is_tensor(found) else found

@@ -20,6 +20,7 @@ from keras.src.backend.torch import random as torch_random
 from keras.src.backend.torch.trainer import TorchEpochIterator
 
 from mpidist.frameworks.keras import checks, metrics
+from mpidist.frameworks.keras.backends import to_numpy
 from mpidist.frameworks.keras.classes import stock
 from mpidist.frameworks.keras.float_range import half_variables
 from mpidist.frameworks.keras.inputs import given_rows
@@ -92,6 +93,12 @@ def places_of(tensors: Sequence[Any]) -> set[TensorPlace]:
         else TensorPlace(str(each.device), is_on_host(each), None)
         for each in tensors
     }
+
+
+def awaited(value: Any) -> Any:
+    """Return a tensor, or that of a variable, when its device has come so far."""
+    found = value.value if isinstance(value, keras.Variable) else value
+    return cuda.awaited(found) if isinstance(found, torch.Tensor) else found
 
 
 def use_gpu(number: int) -> None:
@@ -336,7 +343,7 @@ def share_buffers(replica: ModelReplica, model: Any) -> None:
     """Give the modules of PyTorch in a model the chief's buffers.  Collective."""
     own = [buffer for _, buffer in buffers(model)]
     if own:
-        values = replica.from_chief([keras.ops.convert_to_numpy(each) for each in own])
+        values = replica.from_chief([to_numpy(each) for each in own])
         with torch.no_grad():
             for buffer, value in zip(own, values, strict=True):
                 buffer.copy_(torch.as_tensor(value))
