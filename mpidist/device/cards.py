@@ -50,13 +50,17 @@ def card_of(library: Any, index: int) -> Card:
     `library`: CuPy.
     """
     facts = library.cuda.runtime.getDeviceProperties(index)
-    bus_id = str(library.cuda.Device(index).pci_bus_id).upper()
-    return Card(boot_id() or platform.node(), bus_id, index, facts["name"].decode())
+    return _card(library, index, facts["name"].decode())
 
 
 def place_of(library: Any, index: int) -> str:
     """Return the place of the GPU of that number.  Local; parameters as for `card_of`."""
-    return f"{boot_id() or platform.node()} {str(library.cuda.Device(index).pci_bus_id).upper()}"
+    return _card(library, index, "").place
+
+
+def _card(library: Any, index: int, name: str) -> Card:
+    """Return the GPU of that number, under a name."""
+    return Card(boot_id() or platform.node(), str(library.cuda.Device(index).pci_bus_id).upper(), index, name)
 
 
 def current_card(library: Any) -> Card:
