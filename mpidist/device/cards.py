@@ -100,7 +100,7 @@ def shared_cards(cards: Sequence[Card | None]) -> tuple[tuple[int, ...], ...]:
 
 
 def idle_hint(cards: Sequence[Card | None], seen: Sequence[Sequence[str]]) -> str:
-    """Return what to tell where ranks share a card, and one without a choice sees a card that no rank has; else "".
+    """Return a warning where ranks share a card, and one of them, whose card nobody chose, sees an idle one; else "".
 
     Local, and the same on all ranks.
 
