@@ -213,7 +213,7 @@ class Nccl:
         return self._event is None or has_happened(self._event)
 
     def _has_ended(self) -> bool:
-        """Return whether all is done, in order: where CUDA itself has failed, it is not.  Local; in any thread."""
+        """Return whether all is done; it is not where CUDA itself has failed.  Local; in any thread."""
         with suppress(RuntimeError):
             return self.is_done()
         return False
@@ -267,7 +267,7 @@ class Nccl:
             return
         if not self._has_ended():
             broken_links.append(self.name)
-        if not self._is_connecting:  # in another thread, under which NCCL would give back what it uses
+        if not self._is_connecting:  # in another thread: NCCL would give back what that thread uses
             communicator.abort()
 
     def _at_exit(self) -> None:
