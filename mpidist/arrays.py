@@ -151,8 +151,8 @@ def to_array(value: Any) -> Any:
     (``__cuda_array_interface__``, DLPack) becomes a CuPy array without a copy; anything else, Python numbers and lists
     included, a NumPy array, without a copy where NumPy can do without.  What a library computes later (JAX) is waited
     for.  Of a tensor that needs a gradient (PyTorch) it is the numbers, as of ``tensor.detach()``.  A value in device
-    memory without CuPy is a MissingDependencyError; a list of several, and an array that means more than its numbers,
-    see `plain`, is a TypeError.
+    memory without CuPy is a MissingDependencyError.  A list that has an array in device memory is a TypeError; so is an
+    array that means more than its numbers, see `plain`.
     """
     if is_known(value):
         return plain(value)

@@ -21,7 +21,7 @@ from benchmarks.suite.tensors import TensorList
 
 WHAT = "the first steps of a launch against later ones"
 
-#: The steps that count: the first and the last of each row, from 1.  ``--rounds 20`` ends before the later ones.
+#: The steps that count: the first and the last of each row, from 1.  With ``--rounds 20`` there are no later ones.
 _SPANS = ((1, 20), (100, 120))
 
 _CONTENDERS: tuple[type[Contender], ...] = (Ours, AllreduceEach, AllreducePacked)

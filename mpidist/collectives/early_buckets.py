@@ -30,7 +30,7 @@ _AHEAD = 127
 
 
 class EarlyPlan(NamedTuple):
-    """The buckets of a list, and the memory of a device in which they lie; there `kind` is an array of their kind."""
+    """The buckets of a list.  On a device they lie in `memory`, of which `kind` is an array; on the host it is None."""
 
     plan: Plan
     memory: DeviceMemory | None
@@ -45,7 +45,7 @@ class StartedSum(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Give up after an error."""
+        """Give up: after an error, or where nobody takes the sum."""
 
 
 class Buckets(Protocol):
@@ -142,7 +142,7 @@ class DeviceBuckets:
         self.mark(index, arrays, is_again=False)
 
     def mark(self, index: int, arrays: Sequence[Any], is_again: bool = True) -> None:
-        """Have the device make a number of the bytes of a bucket's arrays, to be compared with that of the others."""
+        """Have the device make a number of the bytes of a bucket's arrays; `have_changed` compares two."""
         self._memory.enter(arrays)
         self._packings[index].mark(arrays, self._marks[int(is_again), index : index + 1])
 
@@ -161,7 +161,7 @@ class DeviceBuckets:
         return _ByDevice(self._buffers[index], self._stream.arrival(), self._disconnect)
 
     def _reduce(self, link: Link, buffer: Any) -> None:
-        """Do so in the stream, which is behind what all ranks have begun: the sums of a list before this one, too."""
+        """Begin a sum in the stream.  All ranks have begun what is before the first of a list, also of another list."""
         if link.left is None:
             link.left = self._stream.arrival()
         link.reduce(buffer, self._op, self._watch)
@@ -191,13 +191,13 @@ class _ByDevice(NamedTuple):
         return True
 
     def abandon(self) -> None:
-        """Break the sum off, which others may never begin, when those before it are done."""
+        """Break the sum off when those before it are done: other ranks may never begin it."""
         _left[self.has_ended] = self.buffer
         with suppress(MpidistError):  # which every later call raises
             self.disconnect()
 
 
-#: The buffers of sums that were broken off, which a device may read and write until these are known to have ended.
+#: The buffers of sums that were broken off, by what tells when the device has ended them: it may use them until then.
 _left: dict[Arrived, Any] = {}
 
 

@@ -50,13 +50,17 @@ def card_of(library: Any, index: int) -> Card:
     `library`: CuPy.
     """
     facts = library.cuda.runtime.getDeviceProperties(index)
-    bus_id = str(library.cuda.Device(index).pci_bus_id).upper()
-    return Card(boot_id() or platform.node(), bus_id, index, facts["name"].decode())
+    return _card(library, index, facts["name"].decode())
 
 
 def place_of(library: Any, index: int) -> str:
     """Return the place of the GPU of that number.  Local; parameters as for `card_of`."""
-    return f"{boot_id() or platform.node()} {str(library.cuda.Device(index).pci_bus_id).upper()}"
+    return _card(library, index, "").place
+
+
+def _card(library: Any, index: int, name: str) -> Card:
+    """Return the GPU of that number, under a name."""
+    return Card(boot_id() or platform.node(), str(library.cuda.Device(index).pci_bus_id).upper(), index, name)
 
 
 def current_card(library: Any) -> Card:
@@ -96,7 +100,7 @@ def shared_cards(cards: Sequence[Card | None]) -> tuple[tuple[int, ...], ...]:
 
 
 def idle_hint(cards: Sequence[Card | None], seen: Sequence[Sequence[str]]) -> str:
-    """Return what to tell where ranks share a card, and one without a choice sees a card that no rank has; else "".
+    """Return a warning where ranks share a card, and one of them, whose card nobody chose, sees an idle one; else "".
 
     Local, and the same on all ranks.
 

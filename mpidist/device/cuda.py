@@ -134,7 +134,7 @@ class CudaMemory:
 
 
 class CudaStream:
-    """A stream beside the current one, for each GPU one; see `OwnStream`."""
+    """A stream of each GPU, beside the current one; see `OwnStream`."""
 
     def __init__(self) -> None:
         self._of = cache(lambda device: cupy.cuda.Stream(non_blocking=True))
@@ -245,7 +245,7 @@ class _Part(NamedTuple):
 
 
 class CudaUpdate:
-    """The steps of an optimizer for some parameters, by one launch for those of a dtype."""
+    """The steps of an optimizer for some parameters: by a formula in one launch for those of a dtype."""
 
     def __init__(self, memory: CudaMemory, parameters: Sequence[Any], slots: Sequence[Sequence[Any]]) -> None:
         memory.enter(parameters)

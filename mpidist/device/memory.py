@@ -97,7 +97,7 @@ class Link(Protocol):
 
 
 class OwnStream(Protocol):
-    """A stream of its own, beside the current one; for each device that is the current one another."""
+    """A stream beside the current one.  Each device has its own; that of the current device is used."""
 
     def begin(self, fn: Callable[[], None]) -> None:
         """Call what begins work: it comes behind all of the current stream's so far, and beside what comes later.
@@ -206,5 +206,5 @@ def kept(array: Any) -> Any:
 
 
 def kept_empty(shape: Any, dtype: Any, like: Any) -> Any:
-    """Return an uninitialised one in the memory of another one.  Local."""
+    """Return an uninitialised array for several calls, in the memory of `like`.  Local."""
     return kept(arrays.empty(shape, dtype, like))

@@ -63,7 +63,8 @@ _BYTE = "UINT8"
 
 #: A call of NCCL's communicator: its name, and its arguments without the stream.
 _Call = tuple[Any, ...]
-#: Those of two ranks, whose last argument is the other one.
+
+#: The calls between two ranks; their last argument is the other rank.
 _BETWEEN_TWO = ("send", "recv")
 
 #: How long a rank whose NCCL fails waits to hear of another rank's end, which is the cause then.
@@ -188,7 +189,7 @@ class Nccl:
         self._connected |= new
 
     def _begin_group(self, communicator: Any, calls: Iterable[_Call], stream: int) -> None:
-        """Do so, in any thread."""
+        """Begin calls as one group on a stream, in any thread."""
         from cupy.cuda import nccl
 
         try:
@@ -212,7 +213,7 @@ class Nccl:
         return self._event is None or has_happened(self._event)
 
     def _has_ended(self) -> bool:
-        """Return whether all is done, in order: where CUDA itself has failed, it is not.  Local; in any thread."""
+        """Return whether all is done; it is not where CUDA itself has failed.  Local; in any thread."""
         with suppress(RuntimeError):
             return self.is_done()
         return False
@@ -266,7 +267,7 @@ class Nccl:
             return
         if not self._has_ended():
             broken_links.append(self.name)
-        if not self._is_connecting:  # in another thread, under which NCCL would give back what it uses
+        if not self._is_connecting:  # in another thread: NCCL would give back what that thread uses
             communicator.abort()
 
     def _at_exit(self) -> None:
@@ -343,7 +344,7 @@ def connect(transport: Transport, watch: Watch) -> Nccl | str:
         return Nccl(_started(transport, watch), transport, mine["version"])
 
 
-#: Taken once GPUs that no rank has were told of.
+#: Taken for good when the warning of idle GPUs is given.
 _idle_told = threading.Lock()
 
 
@@ -442,7 +443,7 @@ def _attempt(fn: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def _watched(fn: Callable[[], Any], watch: Watch) -> Callable[[], Any]:
-    """Return what gives the outcome of a call of NCCL's, made with an eye on the others: it waits for them for ever."""
+    """Make a call of NCCL's, which waits for others for ever, with an eye on them; return what gives its outcome."""
     import cupy
 
     device, outcome = cupy.cuda.Device(), Future[Any]()
@@ -452,7 +453,7 @@ def _watched(fn: Callable[[], Any], watch: Watch) -> Callable[[], Any]:
             with device:  # a thread begins on the first one
                 outcome.set_result(fn())
         except BaseException as error:
-            outcome.set_exception(error.with_traceback(None))  # which would have it, too
+            outcome.set_exception(error.with_traceback(None))  # whose frames have the outcome
 
     threading.Thread(target=call, name="mpidist-nccl", daemon=True).start()
     while not outcome.done():

@@ -359,9 +359,6 @@ def test_keras_takes_a_gpu_unless_it_was_told_where_to_work(monkeypatch):
     assert told == [("jax_default_device", SECOND)]
 
 
-# -- on a GPU Keras takes the batches of JAX one ahead ----------------------------------------------------------------
-
-
 @pytest.mark.skipif(BACKEND != "torch", reason="JAX is given sums when the device has made them")
 def test_numbers_are_read_behind_a_wait_that_meets_the_end_of_others(monkeypatch):
     """Only where NCCL is: it may wait for a rank for ever, and the host with it."""
@@ -379,6 +376,9 @@ def test_the_host_reads_numbers_in_one_place():
     package = Path(backends.__file__).parent
     others = [path.name for path in package.glob("*.py") if "convert_to_numpy" in path.read_text()]
     assert others == ["backends.py"]
+
+
+# -- on a GPU Keras takes the batches of JAX one ahead ----------------------------------------------------------------
 
 
 @pytest.fixture

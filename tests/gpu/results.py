@@ -118,8 +118,7 @@ def _measured(files: Sequence[Path], has_card: bool) -> str:
         for name, value in launch.machine.items()
         if name.endswith(": overlapped")
     ]
-    chosen = filter(None, [markdown.choices(launches)])
-    return "\n\n".join([f"{judged}{markdown.tables(launches)}", *chosen, *told]) + "\n"
+    return "\n\n".join(filter(None, [f"{judged}{markdown.tables(launches)}", markdown.choices(launches), *told])) + "\n"
 
 
 def page(found: dict[str, Any], measured: str) -> str:

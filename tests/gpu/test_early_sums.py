@@ -188,7 +188,7 @@ def test_a_rank_that_waits_for_its_device_in_the_pass(xp, engine):
 def test_sums_that_were_taken_are_right_where_a_later_one_is_abandoned(xp, engine, is_of_another_list):
     """Rank 0 drops its list with a sum under way that nobody else begins, while others are still busy.
 
-    Its berth is lost, and the other case has another.
+    The berth of that list is lost, so each case has its own.
     """
     number = int(is_of_another_list)
     sums = bound(xp, engine, "f4", number)

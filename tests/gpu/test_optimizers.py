@@ -137,7 +137,7 @@ LIMITS = {
 
 
 def without_copies(xp):
-    """Make copies to the host that it waits for errors."""
+    """Have each copy raise for which the host waits."""
     if xp is numpy:
         return nullcontext()
     import cupyx
@@ -178,7 +178,7 @@ def test_n_ranks_clip_and_leave_out_what_one_process_does(xp, rule, limits):
     check_on_all_ranks(problem or ("" if counts == wanted else f"{counts} in place of {wanted}"))
 
 
-#: Rules, and how long they make zeros in so many steps of a gradient of 1; that of LARS is as long as the parameter.
+#: Rules, and how far each moves zeros in so many steps of a gradient of 1; a step of LARS is as long as the parameter.
 DESCENTS = {
     "sgd": (SGD, lambda steps: steps),
     "own": (Own, lambda steps: steps),

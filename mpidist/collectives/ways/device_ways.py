@@ -43,7 +43,7 @@ class DeviceWays:
         # Of the whole world and of its groups, in the order in which they were made, which is alike on all their ranks.
         self._open: dict[Link, None] = {} if whole is None else whole._open
         self._host = numpy.empty(0, numpy.uint8)
-        #: ``reads(memory)``: the stream of what is staged, of which each call waits for all that it has begun.
+        #: ``reads(memory)``: the stream of copies to the host; each call waits for those that it has begun.
         self.reads: Callable[[Any], OwnStream] = cache(lambda memory: memory.own_stream())
         #: Whether the copies from the host memory have left it.
         self.written: Arrived = lambda: True  # nothing was begun
@@ -101,7 +101,7 @@ class DeviceWays:
     def close_at(self, memory: DeviceMemory, channel: int) -> None:
         """Give back the link of a channel, if there is one; what all ranks have begun is awaited.
 
-        Collective: every rank calls it in the same order; one that has abandoned its work by itself.
+        Collective: every rank calls it in the same order; a rank that abandons its work calls it alone.
         """
         link = self._further.pop((memory, channel), None)
         if link is not None:

@@ -25,8 +25,8 @@ def seam() -> Any:
     ``buffers(model)``, ``share_buffers(replica, model)``, of a function ``value_and_grad(fn)`` and
     ``without_gradients(fn)``, and, of a model, its replica and the name of a method that it is put over, ``step`` and
     ``make_function``; and ``awaited(value)``, for `to_numpy`. For `own_device` each has ``use_gpu(number)``,
-    ``places_of(tensors)``, ``reduced_on_gpu(replica, op, tensors)``, the adapter's module ``cuda``, and words for
-    messages.
+    ``places_of(tensors)``, ``reduced_on_gpu(replica, op, tensors)``, the adapter's module ``cuda``, and for messages
+    ``OTHER_DEVICES`` and ``WITHOUT_GPU``.
     """
     return importlib.import_module(SEAMS[keras.backend.backend()])
 

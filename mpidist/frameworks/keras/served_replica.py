@@ -102,7 +102,7 @@ class ServedReplica(ModelReplica):
             for variable in self.shared(model):
                 if id(variable) not in self.served:
                     name = free_name(variable.path, names)
-                    self.served[id(variable)] = Variable(_array(variable), name=name)
+                    self.served[id(variable)] = Variable(to_numpy(variable), name=name)
 
     def read(self, model: keras.Model) -> None:
         """Give a model the values that the servers have at this moment.  Local."""
@@ -115,7 +115,7 @@ class ServedReplica(ModelReplica):
     def write(self, model: keras.Model) -> None:
         """Write to the servers what was changed here since `read`, such as by `load_weights`.  Local."""
         for variable in self.shared(model):
-            value = _array(variable)
+            value = to_numpy(variable)
             if _differ(value, self._read.get(id(variable))):
                 self.served[id(variable)].assign(value)
                 self._read[id(variable)] = value.copy()
@@ -129,7 +129,7 @@ class ServedReplica(ModelReplica):
         by_place = {}
         for place, variable in enumerate(self.shared(model)):
             if id(variable) in self.served and is_written(variable, self._stamps[id(variable)]):
-                value, before = _array(variable), self._read[id(variable)]
+                value, before = to_numpy(variable), self._read[id(variable)]
                 change = value ^ before if value.dtype == bool else value - before
                 if change.any():
                     by_place[place] = change
@@ -191,14 +191,16 @@ class ServedReplica(ModelReplica):
             place = places.get(self.served[owner].name) if owner in self.served else None
             if place is not None:
                 kept.assign(numpy.array(state[f"{place}/{slot}"]))
-            self._slots_read[owner, slot] = _array(kept).copy()
+            self._slots_read[owner, slot] = to_numpy(kept).copy()
 
     def write_optimizer(self, model: keras.Model) -> None:
         """Write to the servers what was changed here since `read_optimizer`: steps, slots, learning rate.  Local."""
         own, optimizer = self.own_optimizer, model.optimizer
         assert own is not None
         steps = int(optimizer.iterations)
-        values = {key: _array(kept).copy() for key, kept in _slots_of(own, optimizer).items() if key[0] in self.served}
+        values = {
+            key: to_numpy(kept).copy() for key, kept in _slots_of(own, optimizer).items() if key[0] in self.served
+        }
         if steps != self._steps_read or any(map(_differ, values.values(), map(self._slots_read.get, values))):
             own.restore(self._state(own, steps, values))
             self._steps_read, self._slots_read = steps, values
@@ -222,10 +224,6 @@ def models_of(strategy: Any) -> list[Any]:
     """Return the models of a strategy, in the order in which they were made, which is the same on all ranks.  Local."""
     found: list[Any] = strategy.extended.adapters.setdefault(_MODELS, [])
     return found
-
-
-def _array(variable: Any) -> numpy.ndarray:
-    return numpy.asarray(to_numpy(variable))
 
 
 def _differ(value: numpy.ndarray, other: numpy.ndarray | None) -> bool:

@@ -120,7 +120,7 @@ class _Worker:
                     part.trainable = is_trainable
         for variable in model.variables:
             if on_worker.index and is_seed(variable):
-                state = numpy.asarray(to_numpy(variable))
+                state = to_numpy(variable)
                 variable.assign(own_seed(state, on_worker.index))
         self._is_ready = True
 

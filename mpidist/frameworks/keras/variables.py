@@ -7,7 +7,6 @@ from itertools import chain, count
 from typing import Any
 
 import keras
-import numpy
 
 from mpidist.frameworks.keras import backends
 from mpidist.frameworks.keras.backends import to_numpy
@@ -63,7 +62,7 @@ def synchronize(replica: ModelReplica, model: keras.Model) -> None:
 
 def share_weights(replica: ModelReplica, model: keras.Model, variables: Sequence[Any]) -> None:
     """Give variables of a model, and its buffers, the chief's values, but seeds of this replica's own.  Collective."""
-    values = replica.from_chief([numpy.asarray(to_numpy(each)) for each in variables])
+    values = replica.from_chief([to_numpy(each) for each in variables])
     for variable, value in zip(variables, values, strict=True):
         variable.assign(own_seed(value, replica.number) if is_seed(variable) else value)
     backends.seam().share_buffers(replica, model)

@@ -37,7 +37,7 @@ class EarlyGradients:
         self._changed: Answer | None = None  # where it is known later
 
     def copy(self, index: int) -> bool:
-        """Copy those of a bucket, zeros for those that there are not; False, and nothing done, where that cannot be."""
+        """Copy those of a bucket, zeros for missing ones; False, and nothing done, where one cannot be copied."""
         own = self._parameters[index]
         if not all(each.grad is None or _is_plain(each.grad, each) for each in own):
             return False
@@ -62,7 +62,7 @@ class EarlyGradients:
         )
 
     def _see(self, gradient: torch.Tensor, array: Any) -> Any:
-        """Return by what a gradient, which lies in this array as it is copied, is known again."""
+        """Return by what a gradient is known again; `array` has its values."""
         return _check_sum(array)
 
     def _is_seen(self, gradient: torch.Tensor, parameter: torch.Tensor, seen: Any) -> bool:
@@ -92,7 +92,7 @@ class DeviceGradients(EarlyGradients):
     """
 
     def are_as_copied(self, count: int) -> bool:
-        """Return whether they are, as far as PyTorch knows."""
+        """Return whether they are, as far as PyTorch knows; `were_wrong` tells later of the rest."""
         if not super().are_as_copied(count):
             return False
         for index in range(count):

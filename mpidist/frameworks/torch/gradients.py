@@ -292,7 +292,8 @@ def _rows_of(parameter: torch.Tensor, gradient: torch.Tensor | None) -> IndexedS
         return IndexedSlices(
             numpy.empty((0, *shape[1:]), dtype_of(parameter)), numpy.empty(0, numpy.int64), dense_shape=shape
         )
-    if cuda.awaited(gradient).layout is torch.strided:
+    gradient = cuda.awaited(gradient)
+    if gradient.layout is torch.strided:
         gradient = gradient.to_sparse(1)
     gradient = gradient.detach().coalesce().cpu()
     return IndexedSlices(array_of(gradient.values()), gradient.indices()[0].numpy(), dense_shape=shape)
