@@ -253,6 +253,11 @@ def as_host(array: Any) -> np.ndarray:
     return kind.to_host(array)
 
 
+def number(value: Any) -> Any:
+    """Return a number of Python's or NumPy's as it is, and one that lies on a device from there; waits as `as_host`."""
+    return as_host(value)[()] if is_known(value) else value
+
+
 def on_host(array: Any) -> Any:
     """Return `array` in host memory, as it is if it is there already.  Local."""
     return as_host(array) if is_device(array) else array

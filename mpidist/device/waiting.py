@@ -34,6 +34,11 @@ open_links: list[Link] = []
 broken_links: list[str] = []
 
 
+def has_links() -> bool:
+    """Return whether a wait for a device may be one for other ranks, or what it gives is not read.  Local."""
+    return bool(open_links or broken_links)
+
+
 def wait_for(arrived: Arrived, watch: Watch | None = None) -> None:
     """Return when a device has come so far.  Local.
 
@@ -72,7 +77,7 @@ def wait_to_end(arrived: Arrived, watch: Watch | None = None) -> None:
 
 def _before_copy(array: Any) -> None:
     """Wait for what the copy of an array would wait for."""
-    if (open_links or broken_links) and arrays.kind_of(array).name == "cupy":
+    if has_links() and arrays.kind_of(array).name == "cupy":
         with array.device:
             wait_for(recorded())
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 
+from mpidist import arrays
 from mpidist.optimizers import slices
 from mpidist.variables import sums_over_parts
 
@@ -70,14 +71,14 @@ def square_sum(gradient: Any, scratch: slices.SliceScratch) -> float:
         (wide,) = slices.pick([buffer], slice(0, where.stop - where.start))
         wide[...] = flat[where]
         numpy.multiply(wide, wide, out=wide)
-        total += float(wide.sum())
+        total += float(arrays.number(wide.sum()))
     return total
 
 
 def is_finite(gradient: Any) -> bool:
     """Return whether no element of an array is infinite or NaN.  Local."""
     flat = gradient.reshape(-1)
-    return all(bool(numpy.isfinite(flat[where]).all()) for where in slices.bounds(flat))
+    return all(arrays.number(numpy.isfinite(flat[where]).all()) for where in slices.bounds(flat))
 
 
 def _shrinkage(norm: float, limit: float) -> float:

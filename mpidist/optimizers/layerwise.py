@@ -67,9 +67,9 @@ class LayerwiseOptimizer(Optimizer):
         if math.isnan(ratio):
             sums = sums_over_parts([step.variable] * 2, sums)
             stays = self._leaves_norms_there and arrays.is_device(parameter)
-            root: Any = numpy.sqrt if stays else math.sqrt
-            ratio = self.ratio(root(sums[0]), root(sums[1]), others[-1])
-            ratio = ratio if stays else float(ratio)
+            norms = [numpy.sqrt(each) if stays else math.sqrt(arrays.number(each)) for each in sums]
+            ratio = self.ratio(*norms, others[-1])
+            ratio = ratio if stays else float(arrays.number(ratio))
         super().update(parameter, gradient, slots, dataclasses.replace(step, coefficients=(*others, ratio)))
 
     @property

@@ -332,15 +332,20 @@ class PretendedUpdate:
             inside = [each._hidden.astype("f8") for each in gradients]
             is_left_out = limits.skips_nonfinite and not all(np.isfinite(each).all() for each in inside)
             shrinkages = _shrinkages(inside, limits)
-        for (parameter, slots), gradient, step, own in zip(self._given, gradients, steps, shrinkages, strict=True):
-            if not is_left_out:
-                rule.update(parameter, gradient.reshape(-1), slots, dataclasses.replace(step, factor=step.factor * own))
-        if limits is None or not limits.skips_nonfinite:
-            return None
         flag = np.full(1, np.nan)
         answer = Answer(_later(lambda: flag.fill(is_left_out)), flag)
-        if not rule.has_formula:
+        if limits is None or not limits.skips_nonfinite:
+            answer = None
+        elif not rule.has_formula:
             answer()
+        for (parameter, slots), gradient, step, own in zip(self._given, gradients, steps, shrinkages, strict=True):
+            flat = gradient.reshape(-1)
+            if rule.has_formula:
+                step = dataclasses.replace(step, factor=step.factor * own)
+            else:
+                flat = np.multiply(flat, own, dtype=arrays.wire_dtype(parameter.dtype), casting="unsafe")
+            if not is_left_out:
+                rule.update(parameter, flat, slots, step)
         return answer
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from mpidist import arrays
 from mpidist.variables.partition import part_of
 from mpidist.variables.variable import DistributedVariable
 
@@ -71,7 +72,7 @@ def sums_over_parts(variables: Sequence[DistributedVariable], numbers: Sequence[
     split = [place for place, variable in enumerate(variables) if isinstance(variable, SplitVariable)]
     sums_of_all = list(numbers)
     if split:
-        sums = numpy.array([float(numbers[place]) for place in split])
+        sums = numpy.array([float(arrays.number(numbers[place])) for place in split])
         variables[split[0]].strategy.extended.group.all_reduce(sums)
         for place, total in zip(split, sums.tolist(), strict=True):
             sums_of_all[place] = total

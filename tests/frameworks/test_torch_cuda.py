@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from unittest.mock import Mock
 
 import pytest
@@ -114,7 +114,7 @@ def test_the_host_reads_nothing_before_a_wait_that_meets_the_end_of_others(devic
     optimizer = mpidist.torch.DistributedOptimizer(sgd(model.parameters()), check_every=every)
     read(model, optimizer)
     assert not foreign.wait.called
-    monkeypatch.setattr(cuda, "open_links", [SimpleNamespace(is_done=lambda: True)])
+    monkeypatch.setattr(cuda, "has_links", lambda: True)
     before = device.copies
     with pytest.raises(RankFailedError, match="as of a rank that is gone"):
         read(model, optimizer)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy
 
-from mpidist.device.waiting import broken_links, open_links
+from mpidist.device.waiting import has_links
 from mpidist.packages import pip_install
 
 #: Backend -> the module that has its seam.
@@ -36,7 +36,7 @@ def to_numpy(value: Any) -> numpy.ndarray:
 
     Local.
     """
-    if open_links or broken_links:  # Keras would wait without a look at the ranks for whom the GPU may be waiting
+    if has_links():  # Keras would wait without a look at the ranks for whom the GPU may be waiting
         value = seam().awaited(value)
     found: numpy.ndarray = keras.ops.convert_to_numpy(value)
     return found

@@ -270,7 +270,7 @@ def gradients_of_step(model: Any, replica: Any, data: Any) -> tuple[dict[str, An
     checks.require_compiled_optimizer(model, optimizer)
     known = {id(each): gradient for each, gradient in zip(variables, gradients, strict=True) if gradient is not None}
     found_all = [
-        _wide(known.pop(id(each))).cpu().numpy() if id(each) in known else None for each in model.trainable_variables
+        to_numpy(_wide(known.pop(id(each)))) if id(each) in known else None for each in model.trainable_variables
     ]
     if known:
         paths = [each.path for each in variables if id(each) in known]
@@ -305,7 +305,7 @@ def value_and_grad(fn: Callable[..., Any]) -> Callable[..., Any]:
         found = torch.autograd.grad(loss, leaves, allow_unused=True)
         pairs = zip(leaves, found, strict=True)
         gradients = [torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in pairs]
-        return loss.detach(), [gradient.cpu() for gradient in gradients]
+        return loss.detach(), [cuda.awaited(gradient).cpu() for gradient in gradients]
 
     return with_gradients
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import torch
 
-from mpidist.device.waiting import broken_links, open_links
+from mpidist.device.waiting import has_links
 from mpidist.errors import MissingDependencyError
 
 
@@ -71,7 +71,7 @@ def awaited(tensor: torch.Tensor) -> torch.Tensor:
 
     PyTorch would wait without a look at the other ranks, for whom the device may be waiting; errors as for `wait_for`.
     """
-    if (open_links or broken_links) and has(tensor):
+    if has_links() and has(tensor):
         from mpidist.device import foreign
 
         with in_order_of(tensor):
