@@ -253,9 +253,7 @@ class Nccl:
     def close(self, in_order: bool) -> None:
         """Give back what NCCL holds; errors as for `wait_for` in place of a wait for ranks that are gone."""
         if in_order and self._communicator is not None:
-            is_main = (
-                threading.current_thread() is threading.main_thread()
-            )  # Python drops objects in any: see waiting.py
+            is_main = threading.current_thread() is threading.main_thread()  # any may drop the last user of a link
             wait_to_end(self.is_done, self.control.watch(f"the end of {self.name}") if is_main else None)
         with self._lock:
             communicator, self._communicator = self._communicator, None
