@@ -195,6 +195,8 @@ test-emulated: $(CUPY_VENV)/.installed test-libraries
 		$(filter-out %_torch.py %_jax.py %_keras.py %_killed.py %_nccl_fails.py %_parameter_server.py,$(wildcard tests/gpu/test_*.py)) --ran-log $(RAN)/emulated; \
 	EMULATED_GPUS=1 timeout --kill-after=20 $(LIMIT) $(PYTEST_EMULATED) \
 		$(addprefix tests/gpu/test_,all_reduce.py collectives.py refused.py streams.py) --ran-log $(RAN)/emulated-staged; \
+	EMULATED_GPUS=3 timeout --kill-after=20 $(LIMIT) $(CUPY_VENV)/bin/mpidist run --quiet -n 3 $(PYTEST_GPU) \
+		$(addprefix tests/gpu/test_,strategies.py training.py variables.py early_sums.py) --ran-log $(RAN)/emulated-3; \
 	for each in $(EMULATED_SIZES); do EMULATED_GPUS=$${each#*-} timeout --kill-after=20 $(LIMIT) \
 		$(CUPY_VENV)/bin/mpidist run --quiet -n $${each%-*} $(PYTEST_GPU) $(FEW_EMULATED) --ran-log $(RAN)/emulated-few; done; \
 	PYTHONPATH="$(CURDIR)/tests/gpu/emulated/site:$(CURDIR)" timeout --kill-after=20 $(LIMIT) $(CUPY_VENV)/bin/python -m pytest -q \
