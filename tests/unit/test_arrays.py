@@ -183,6 +183,13 @@ def test_as_host_copies():
     np.testing.assert_array_equal(copied, array)
 
 
+@pytest.mark.parametrize("value", [2.5, np.float64(2.5), np.bool_(True), np.array(2.5, "f4")])
+def test_a_number_is_read_where_it_lies(value):
+    assert arrays.number(value) == value and not isinstance(arrays.number(value), np.ndarray)
+    with pretended_device():
+        assert arrays.number(on_device(np.asarray(value))) == value
+
+
 def test_on_host_copies_what_is_on_a_device_only():
     array = np.arange(3)
     assert arrays.on_host(array) is array

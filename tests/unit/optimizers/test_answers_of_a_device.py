@@ -296,12 +296,15 @@ def test_a_rule_of_the_users_says_what_its_ratio_is_where_a_norm_is_0(place):
     assert values(own) == [[-1.0, 0.0], [-2.0, 4.0]]
 
 
-def test_what_a_device_cannot_find_is_found_by_the_host(asked):
-    """Of a list in which variables lie on the host."""
+def test_what_a_device_cannot_find_is_found_by_the_host(monkeypatch, asked):
+    """Of a list in which variables lie on the host.  It reads behind a wait that looks at the other ranks."""
+    read = []
+    forbid(monkeypatch)
+    monkeypatch.setattr(arrays, "before_copies", [read.append])
     mixed, plain = [*variables([0.0]), Variable(numpy.zeros(1))], SGD(1.0, global_clipnorm=5.0)
     plain.apply_gradients([(on_device(numpy.array([6.0])), mixed[0]), (numpy.array([8.0]), mixed[1])])
+    assert not asked and [each.shape for each in read] == [()]
     numpy.testing.assert_allclose(values(mixed), [[-3.0], [-4.0]])
-    assert not asked
 
 
 @pytest.mark.parametrize("size", [2, 3])
