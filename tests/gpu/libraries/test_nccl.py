@@ -37,7 +37,7 @@ def test_a_failed_start_quotes_nccl_and_its_warning(monkeypatch):
     facts = {"why": "", "version": binding.get_version(), "card": card, "problem": "", "seen": []}
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     monkeypatch.setattr(nccl, "_facts", lambda: facts)
-    monkeypatch.setattr(cupy.cuda, "Device", lambda index: nullcontext())
+    monkeypatch.setattr(cupy.cuda, "Device", nullcontext)
 
     def start():
         communicator = world_communicator()
