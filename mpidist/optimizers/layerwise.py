@@ -67,8 +67,8 @@ class LayerwiseOptimizer(Optimizer):
         if math.isnan(ratio):
             sums = sums_over_parts([step.variable] * 2, sums)
             stays = self._leaves_norms_there and arrays.is_device(parameter)
-            norms = [numpy.sqrt(each) if stays else math.sqrt(arrays.number(each)) for each in sums]
-            ratio = self.ratio(*norms, others[-1])
+            root: Any = numpy.sqrt if stays else lambda total: math.sqrt(arrays.number(total))
+            ratio = self.ratio(root(sums[0]), root(sums[1]), others[-1])
             ratio = ratio if stays else float(arrays.number(ratio))
         super().update(parameter, gradient, slots, dataclasses.replace(step, coefficients=(*others, ratio)))
 

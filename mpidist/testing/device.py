@@ -332,14 +332,14 @@ class PretendedUpdate:
             inside = [each._hidden.astype("f8") for each in gradients]
             is_left_out = limits.skips_nonfinite and not all(np.isfinite(each).all() for each in inside)
             shrinkages = _shrinkages(inside, limits)
-        flag = np.full(1, np.nan)
-        answer = Answer(_later(lambda: flag.fill(is_left_out)), flag)
-        if limits is None or not limits.skips_nonfinite:
-            answer = None
-        elif not rule.has_formula:
-            answer()
+        answer = None
+        if limits is not None and limits.skips_nonfinite:
+            flag = np.full(1, np.nan)
+            answer = Answer(_later(lambda: flag.fill(is_left_out)), flag)
+            if not rule.has_formula:
+                answer()
         for (parameter, slots), gradient, step, own in zip(self._given, gradients, steps, shrinkages, strict=True):
-            flat = gradient.reshape(-1)
+            flat: Any = gradient.reshape(-1)
             if rule.has_formula:
                 step = dataclasses.replace(step, factor=step.factor * own)
             else:
